@@ -102,8 +102,9 @@ kills: $(STAMP)  ## 250 SIGKILLs in the middle of rounds with f32, then with i8:
 architectures: $(STAMP) ## five hundred random architectures: each matches torch or is refused by name
 	$(BIN)/python -m tests.figures.architectures
 
-combinations: $(STAMP) ## six hundred random combinations of method, settings and options of a run: each is refused by name before its first round, or keeps every promise of tests/support/run_promises.py; some minutes of CPU
+combinations: $(STAMP) ## six hundred random combinations of method, settings and options of a run: each is refused by name before its first round, or keeps every promise of tests/support/run_promises.py; some minutes of CPU. Then fifty over a mosquitto with real clients (real_promises.py)
 	$(BIN)/python -m tests.figures.combinations
+	$(BIN)/python -m tests.figures.combinations --real --count 50
 
 mutants: $(STAMP) ## small faults in the code, drawn by a seed: which does no test find; hours, and the same command again goes on; or PLACES="coordinator/rounds" EACH=3 SEED="2 3"
 	$(BIN)/python -m tests.mutants $(PLACES) $(if $(EACH),--each $(EACH)) $(if $(SEED),--seed $(SEED))

@@ -26,7 +26,7 @@ from coordinator.strategies.common.local_sgd import LocalSgd
 from coordinator.strategies.common.momentum import with_momentum
 from coordinator.strategies.common.representation import represent
 from coordinator.strategies.common.setting_checks import check_choice, check_kind
-from coordinator.strategies.registry import make_method, method_settings
+from coordinator.strategies.registry import batch_size, make_method, method_settings
 from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.errors import UsageError
 from edge_client.protocol.task import ClientId, Flat, Schema
@@ -104,7 +104,7 @@ def choose_k(  # noqa: PLR0913 - the parts of a trial
     args, split = make_fleet(args if model is None else replace(args, model=model.name), fleet)
     local = validation_fleet(split.devices, sample=sample, seed=args.seed)
     busy(f"preparing the model for {len(local)} devices")
-    batch = int(method_settings(methods[0])["batch-size"])
+    batch = batch_size(methods[0])
     with open_devices(
         model or args.model, replace(split, devices=local), seed=args.seed, batch=batch, engine=args.engine
     ) as (devices, start):

@@ -22,7 +22,7 @@ from coordinator.strategies.base import Strategy
 from coordinator.strategies.common.method_value import forgotten_decorator
 from coordinator.strategies.common.representation import annotate_representations
 from coordinator.strategies.documentation import setting_words
-from coordinator.strategies.registry import Setting, make_method, method_settings
+from coordinator.strategies.registry import Setting, kept_settings, make_method, method_settings
 from edge_client import __version__
 from edge_client.errors import ConfigError, UsageError
 from edge_client.toml_files import read_toml
@@ -81,24 +81,11 @@ def make_args(*tables: Mapping[str, Any], strategy: Strategy | None = None) -> S
 def resolved_table(args: SimulateArgs, settings: Mapping[str, Setting]) -> dict[str, Any]:
     """A run's config.toml: every key that has a value, and every setting of the method, defaults included.
 
-    A setting that is None has no value, as in the file. Raises UsageError for one that a file cannot hold.
+    Raises UsageError for a setting that a file cannot hold.
     """
-    if wrong := [key for key, value in settings.items() if value is not None and not _is_kept(value)]:
-        hint = "a setting is a number, a text, True or False, or a list of these: name what it stands for by a text"
-        if hasattr(settings[wrong[0]], "tolist"):
-            hint = "give a list in its place, array.tolist()"
-        told = f"{wrong[0]} of {args.method} is {settings[wrong[0]]!r:.80}, which the file of a run cannot hold"
-        raise UsageError(told, hint=hint)
     values = {key: getattr(args, row.name) for key, row in OPTIONS.items()}
     plain = {key: str(v) if isinstance(v, Path) else v for key, v in values.items() if v is not None and v != ""}
-    return plain | {key: value for key, value in settings.items() if value is not None}
-
-
-def _is_kept(value: object) -> bool:
-    """Whether TOML and JSON have such a value."""
-    if isinstance(value, Mapping):
-        return all(isinstance(key, str) and _is_kept(each) for key, each in value.items())
-    return all(map(_is_kept, value)) if isinstance(value, (list, tuple)) else isinstance(value, (bool, int, float, str))
+    return plain | kept_settings(args.method, settings)
 
 
 def made_with() -> dict[str, str]:

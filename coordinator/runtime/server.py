@@ -318,13 +318,11 @@ class Server:
             network=network,
             store=self._store,
             seed=config.seed,
-            batch=config.model.batch_size,
             max_update_ratio=config.update.max_ratio,
             tests=IntervalTests(
                 evaluation=config.round.evaluation,
                 store=self._store,
                 seed=config.seed,
-                batch=config.model.batch_size,
                 is_online=network.is_online,
             ),
         )

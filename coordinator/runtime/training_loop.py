@@ -51,6 +51,7 @@ from coordinator.strategies.base import (
 )
 from coordinator.strategies.common.sampling import part_of
 from coordinator.strategies.common.setting_checks import spare_centers
+from coordinator.strategies.registry import batch_size
 from edge_client.errors import ConfigError
 from edge_client.protocol import codecs
 from edge_client.protocol.message_schemas import MAX_CENTERS
@@ -131,7 +132,15 @@ class RunTrainer:
         """Train one round; its state and its record for metrics.jsonl are stored in one transaction."""
         before, fleet = self.meter(), self._fleet(run, run_id, number, strategy)
         scoring = scoring_of(self.prepared.program)
-        place = RoundPlace(run=run_id, number=number, of=run.rounds, schema=self.schema, fleet=fleet, scoring=scoring)
+        place = RoundPlace(
+            run=run_id,
+            number=number,
+            of=run.rounds,
+            schema=self.schema,
+            fleet=fleet,
+            scoring=scoring,
+            batch=batch_size(strategy),
+        )
         if self.without_rounds and self.without_rounds.plays(place, strategy, state):
             after, report, more = self.without_rounds.round(place, strategy, state)
         else:
@@ -177,7 +186,7 @@ class RunTrainer:
             self.schema,
             fleet,
             rng,
-            batch=self.config.model.batch_size,
+            batch=place.batch,
             evaluation=self.config.round.evaluation,
             scoring=place.scoring,
             round=number,
@@ -247,7 +256,7 @@ class RunTrainer:
         state = outcome.state
         if len(state.assignment) < MIN_MEASUREMENTS or len(state.centers) > MAX_MODELS:
             return outcome
-        program, batch = self.prepared.program, self.config.model.batch_size
+        program, batch = self.prepared.program, batch_size(outcome.strategy)
         want = look_of_a_device(program.loss, program.classes)
         asked = Probe(models=list(state.centers), want=want, split="test", batch=batch, seed=0)
         run_id = self.store.states.run_id(outcome.run.name, lambda: secrets.token_hex(8))

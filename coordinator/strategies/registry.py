@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, cast
 
@@ -140,6 +140,34 @@ def method_settings(strategy: Any) -> dict[str, Setting]:  # noqa: ANN401 - any 
     groups = [getattr(strategy, group) for group in _groups(strategy)]
     owner = {name: group for group in groups for name in setting_types(group)}
     return {name: _kept(getattr(owner.get(name, strategy), name.replace("-", "_"))) for name in setting_types(strategy)}
+
+
+def batch_size(strategy: Strategy) -> int:
+    """How many samples a device reads in a step of training, and at a time where it evaluates."""
+    return int(method_settings(strategy)["batch-size"])
+
+
+def kept_settings(method: str, settings: Mapping[str, Any]) -> dict[str, Setting]:
+    """The settings of a method as a file has them: one that is None has no value there.
+
+    Raises UsageError for one that a file cannot hold.
+    """
+    if wrong := [key for key, value in settings.items() if value is not None and not _fits_file(value)]:
+        hint = "a setting is a number, a text, True or False, or a list of these: name what it stands for by a text"
+        if hasattr(settings[wrong[0]], "tolist"):
+            hint = "give a list in its place, array.tolist()"
+        told = f"{wrong[0]} of {method} is {settings[wrong[0]]!r:.80}, which the file of a run cannot hold"
+        raise UsageError(told, hint=hint)
+    return {key: value for key, value in settings.items() if value is not None}
+
+
+def _fits_file(value: object) -> bool:
+    """Whether TOML and JSON have such a value."""
+    if isinstance(value, Mapping):
+        return all(isinstance(key, str) and _fits_file(each) for key, each in value.items())
+    if isinstance(value, (list, tuple)):
+        return all(map(_fits_file, value))
+    return isinstance(value, (bool, int, float, str))
 
 
 def _kept(value: Any) -> Any:  # noqa: ANN401 - a setting

@@ -12,7 +12,7 @@ import numpy as np
 
 from coordinator.rounds.round import serving_probe
 from coordinator.strategies.common.label_totals import label_counts
-from coordinator.strategies.registry import method_settings
+from coordinator.strategies.registry import batch_size
 from edge_client.data.dataset import Dataset, describe_misfit
 from edge_client.engines.targets import no_targets
 from edge_client.errors import ConfigError, UsageError
@@ -144,7 +144,7 @@ def _of_device(source: RunCenters, x: Any, device: object) -> Array:  # noqa: AN
     if who is None:
         raise UsageError(f"no device {device!r}", hint=f"the run has {', '.join(sorted(source.devices)[:3])} ...")
     source.check_served()
-    task = serving_probe(source.method, source.state, who, batch=int(method_settings(source.method)["batch-size"]))
+    task = serving_probe(source.method, source.state, who, batch=batch_size(source.method))
     for model in task.models:
         if isinstance(model, OwnModel) and model.init is None and source.own(who, model.slot) is None:
             raise UsageError(f"{who} has no model of its own yet", hint="run more rounds, or predict by a center")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from coordinator.rounds.metrics import ari
 from coordinator.strategies.base import Strategy
-from coordinator.strategies.registry import method_name, method_settings
+from coordinator.strategies.registry import batch_size, method_name, method_settings
 from edge_client.errors import ConfigError, UsageError
 from edge_client.protocol.task import Array, ClientId, Flat
 from emulator.api.checks import in_words_of_python
@@ -307,7 +307,7 @@ class Result:
     @property
     def batch(self) -> int:
         """Samples in a step of training."""
-        return int(method_settings(self.method)["batch-size"])
+        return batch_size(self.method)
 
     def plot(self) -> Figure:
         """A matplotlib figure: accuracy by round, and a map of the devices by their first updates."""

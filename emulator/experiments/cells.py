@@ -19,7 +19,7 @@ from typing import Any
 
 from coordinator.models.members import summed_name
 from coordinator.strategies.base import Strategy
-from coordinator.strategies.registry import make_method, method_settings, summed_members
+from coordinator.strategies.registry import batch_size, make_method, method_settings, summed_members
 from edge_client.errors import ConfigError, FedcentersError, UsageError
 from emulator.config import made_with
 from emulator.data import registry
@@ -160,7 +160,7 @@ def measure_cell(
     begin(job, "preparing the devices and the model")
     strategy = make_method(cell.row.method, **cell.settings)
     split = parse_scheme(column.partition).split(data, devices=column.devices, seed=job.seed)
-    batch = int(method_settings(strategy)["batch-size"])
+    batch = batch_size(strategy)
     facts: dict[str, Any] = {"seed": job.seed, "batch": batch}
     checkpoints = _checkpoints(job, place, strategy)
     model = summed_name(column.model, summed_members(cell.row.method))

@@ -13,7 +13,7 @@ from coordinator.rounds.privacy_accounting import check_private
 from coordinator.rounds.round import EvaluationPlan
 from coordinator.rounds.sealed_round import is_sealed
 from coordinator.strategies.base import Strategy
-from coordinator.strategies.registry import make_method, method_settings
+from coordinator.strategies.registry import batch_size, make_method
 from edge_client.errors import UsageError
 from emulator.engines.base import check_engine
 from emulator.options import OPTIONS, SimulateArgs
@@ -59,7 +59,7 @@ def resolve_run(
     settings = RunSettings(
         rounds=args.rounds,
         seed=args.seed,
-        batch=int(method_settings(strategy)["batch-size"]),
+        batch=batch_size(strategy),
         profiles=DEVICE_PROFILES if args.profiles is None else read_profiles(args.profiles),
         evaluation=evaluation,
         asynchronous=asynchronous,

@@ -11,11 +11,11 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from coordinator.artifacts.signed_program import PROGRAM_FACT, put_program
 from coordinator.models.members import check_model_name
@@ -25,7 +25,7 @@ from coordinator.storage.run_reader import STORE_FOLDER, open_database
 from coordinator.storage.store import Store
 from coordinator.strategies.base import Strategy
 from coordinator.strategies.common.setting_checks import spare_centers
-from coordinator.strategies.registry import make_method, method_name, method_settings
+from coordinator.strategies.registry import kept_settings, make_method, method_name, method_settings
 from edge_client.engines.base import ENGINES
 from edge_client.errors import UsageError
 from edge_client.printable import counted
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 MAX_DEVICES = 200  # devices with a thread each, and about what the embedded broker is meant for
 DEADLINE_S = 3_600.0  # of an exchange: only a device that hangs exceeds it
+UNBOUNDED = 1e9  # a device weighs by all of its samples, as in one process: none of them is a stranger's
 VIRTUAL_ONLY = {
     "profiles": "devices are as fast and as reliable as this machine",
     "ray": "all processes are on this machine",
@@ -101,6 +102,8 @@ def run_over_mqtt(  # noqa: PLR0913 - the parts of a run
     `model` is one that has no name: its program is compiled here, and the coordinator finds it in its folder. `broker`
     is one of the caller's, in place of the one that `args` names.
     """
+    settings = kept_settings(args.method, method_settings(strategy))
+    run = {"method": args.method, "name": run_name(strategy), "num-rounds": args.rounds, **settings}
     if len(split.devices) > MAX_DEVICES:
         raise UsageError(
             f"{len(split.devices)} devices, and a thread each: use at most {MAX_DEVICES} over MQTT",
@@ -115,19 +118,20 @@ def run_over_mqtt(  # noqa: PLR0913 - the parts of a run
 
     def play(testbed: Testbed) -> None:
         if model is not None:
-            names, batch = _engines(args), int(method_settings(strategy)["batch-size"])
+            names, batch = _engines(args), int(settings["batch-size"])
             what = f"compiling {model.name} for {', '.join(map(display_names.engine_label, names))}"
             with progress.during(what) as now:
-                _put_program(testbed.folder, model, names, batch=batch, tell=lambda part: now(f"{what}: {part}"))
-        records = _rounds(testbed, args, strategy, split)
+                put_own_program(testbed.folder, model, names, batch=batch, tell=lambda part: now(f"{what}: {part}"))
+        records = _rounds(testbed, args, run, split)
         finish(testbed.folder, [r | {"answered": _answered(testbed.folder, r["round"])} for r in records])
 
     run_testbed(args.folder, broker or args.broker, progress, play, federation=federation_name)
 
 
-def _put_program(
+def put_own_program(
     folder: Path, model: Model, engines: Sequence[str], *, batch: int, tell: Callable[[str], None]
 ) -> None:
+    """Compile a model that has no name, for a coordinator that will find the program in its folder."""
     from coordinator.models.compiled import compiled_model
     from export.compiler.program import vector_of
 
@@ -162,24 +166,21 @@ def run_name(strategy: Strategy) -> str:
     return _plain(method_name(strategy))
 
 
-def _rounds(testbed: Testbed, args: SimulateArgs, strategy: Strategy, split: FleetData) -> list[Record]:
-    """Run the coordinator and the devices; -> the record of each round."""
-    settings = method_settings(strategy)
-    samples = [len(data) for local in split.devices.values() for data in (local.train, local.test) if data is not None]
-    run = {"method": args.method, "name": run_name(strategy), "num-rounds": args.rounds, **settings}
+def _rounds(testbed: Testbed, args: SimulateArgs, run: Mapping[str, Any], split: FleetData) -> list[Record]:
+    """Run the coordinator and the devices; -> the record of each round. `run` is the table of [[runs]]."""
     testbed.start_coordinator(
         devices=len(split.devices),
         runs=[run],
         seed=args.seed,
-        model={"name": args.model, "batch-size": settings["batch-size"], "engines": _engines(args)},
+        model={"name": args.model, "batch-size": run["batch-size"], "engines": _engines(args)},
         formats=[],  # `fedcenters-export bundle` makes files of the centers, from the program for pt2
         codec=args.codec,
         evaluate_every=args.evaluate_every,
         fraction_evaluate=args.fraction_evaluate,
-        max_samples_ratio=max(1, *samples),  # as in one process no number of samples is cut
         loggers=args.loggers,
         deadline_s=DEADLINE_S,
         start_timeout_s=DEADLINE_S,
+        max_samples_ratio=UNBOUNDED,
         below_quorum="continue",  # every device is waited for; a refused reply ends no simulation
     )
     testbed.progress.say(f"starting the coordinator and {counted(len(split.devices), 'device')}")

@@ -39,6 +39,12 @@ POLICIES = tuple(
     )
     for method in ("fedavg", "fedavg-plus", "fedem", "fedsoft", "ifca", "nonfed", "wecfl")
 )
+OTHER_BATCH = RunConfig(  # than the program's: statistics of a test are those of the batches of training
+    method="fedavg",
+    rounds=ROUNDS,
+    name="fedavg-other-batch",
+    settings=dict(method_settings(build("fedavg", {"local-steps": 2, "batch-norm": "batch", "batch-size": 24}))),
+)
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +61,7 @@ def of_sums(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Federation]:
 @pytest.fixture(scope="module")
 def with_buffers(tmp_path_factory: pytest.TempPathFactory) -> Federation:
     folder = tmp_path_factory.mktemp("federation")
-    return Federation.of(folder, runs=POLICIES, devices=DEVICES, buffered=True).play()
+    return Federation.of(folder, runs=(*POLICIES, OTHER_BATCH), devices=DEVICES, buffered=True).play()
 
 
 @pytest.mark.parametrize("run", ALONE, ids=lambda run: run.name)
@@ -68,7 +74,7 @@ def test_so_does_a_method_that_adds_models(of_sums: dict[int, Federation], run: 
     check_same(of_sums[summed_members(run.method)], run)
 
 
-@pytest.mark.parametrize("run", POLICIES, ids=lambda run: run.name)
+@pytest.mark.parametrize("run", [*POLICIES, OTHER_BATCH], ids=lambda run: run.name)
 def test_so_it_does_with_every_policy_for_running_statistics_and_labels(
     with_buffers: Federation, run: RunConfig
 ) -> None:
@@ -77,9 +83,12 @@ def test_so_it_does_with_every_policy_for_running_statistics_and_labels(
 
 def check_same(trained: Federation, run: RunConfig) -> None:
     found = trained.final_state(run.name)
-    expected, per_device = train_directly(trained, run)
+    expected, tests = train_directly(trained, run)
     assert found.assignment == expected.assignment
     assert found.extra.keys() == expected.extra.keys()
     # Devices compute in float64 here, and round what they send or keep to float32.
     np.testing.assert_allclose(found.centers, expected.centers, rtol=0, atol=1e-7)
-    assert [record["per_device"] for record in trained.rounds() if record["run"] == run.name] == per_device
+    for record, test in zip((r for r in trained.rounds() if r["run"] == run.name), tests, strict=True):
+        assert record["per_device"] == test.per_device
+        if test.loss.micro is not None:  # as of a mixture
+            assert record["loss"]["micro"] == pytest.approx(test.loss.micro, rel=1e-5)  # models are float32

@@ -20,7 +20,7 @@ import tomli_w
 from coordinator import local_broker as brokers
 from coordinator.config import read_config
 from coordinator.local_broker import Broker, broker_url, embedded_broker_warning, local_broker
-from coordinator.service import run_service
+from coordinator.service import open_store, run_service
 from coordinator.storage.status import read_status, status_lines
 from coordinator.storage.store import Store
 from edge_client.errors import ConfigError, UsageError
@@ -253,6 +253,14 @@ def test_a_folder_says_how_it_was_made_with_every_setting_of_its_method(tmp_path
     assert {"# clusters = 2", "# restarts = 20"} <= set(told.splitlines())
     assert '# representation = "classifier"  # the last layer' in told
     assert read_config(read_config(path).folder / "config.toml").fingerprint() == read_config(path).fingerprint()
+
+
+def test_a_setting_that_is_none_is_no_line_of_it(tmp_path: Path) -> None:
+    """`serve` ended in a TypeError of TOML."""
+    run = {"method": "tests.support.has_option:HasOption", "num-rounds": 1}
+    config = read_config(written(tmp_path, "mine", "mqtt://127.0.0.1:1", runs=[run]))
+    open_store(config).close()
+    assert "# option" not in (config.folder / "config.toml").read_text()
 
 
 def test_samples_for_the_bundle_that_cannot_be_read_are_told_before_the_first_round(tmp_path: Path) -> None:

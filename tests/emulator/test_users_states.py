@@ -15,6 +15,7 @@ import fedcenters as fc
 from coordinator.strategies.base import Fleet, Round, State
 from edge_client.errors import UsageError
 from edge_client.protocol.task import Schema
+from tests.support.has_option import HasOption
 
 Change = Callable[[State, list[str]], dict[str, Any]]
 ONE = [1]
@@ -87,13 +88,6 @@ def test_what_a_method_keeps_is_the_same_kind_of_thing_in_a_run_that_went_on_and
     played(longer, rounds=2, out=tmp_path, name="mine")
     more = played(longer, rounds=3, out=tmp_path, name="mine", resume=True)
     np.testing.assert_array_equal(whole.run.state.extra["rounds"], more.run.state.extra["rounds"])
-
-
-@dataclass(frozen=True, kw_only=True, repr=False)
-class HasOption(fc.FedAvg):
-    """FedAvg with a setting that does nothing."""
-
-    option: Any = None
 
 
 def test_a_setting_of_none_is_kept_with_the_run_as_one_without_a_value(tmp_path: Path) -> None:

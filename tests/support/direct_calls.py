@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from coordinator.artifacts.finished_run import make_strategy
 from coordinator.config_sections import RunConfig
+from coordinator.rounds.metrics import RoundReport
 from coordinator.rounds.round import round_rng, run_round
 from coordinator.strategies.base import Exchange, Replies, State, drive
+from coordinator.strategies.registry import batch_size
 from edge_client.protocol.task import ClientId
 from edge_client.training.learner import EngineLearner
 from emulator.simulation.emulated_devices import EmulatedDevices, round_through_f32_delta
@@ -19,8 +19,8 @@ from tests.support.virtual_federation import Federation, program
 
 def train_directly(
     fed: Federation, run: RunConfig | None = None, *, silent: frozenset[ClientId] = frozenset(), since: int = 1
-) -> tuple[State, list[Mapping[ClientId, float]]]:
-    """The last state, and the accuracy of each device after each round.
+) -> tuple[State, list[RoundReport]]:
+    """The last state, and what the test after each round found.
 
     The devices of `silent` do not answer from round `since` on.
     """
@@ -31,7 +31,7 @@ def train_directly(
     strategy, schema, seed = make_strategy(run, fed.config), devices.program.schema, fed.config.seed
     start = start_of(buffered=fed.buffered, members=fed.members).astype(np.float32)
     state = strategy.begin(start, schema, devices.fleet, round_rng(seed, 0))
-    served: list[Mapping[ClientId, float]] = []
+    found: list[RoundReport] = []
     for number in range(1, run.rounds + 1):
         gone = silent if number >= since else frozenset[ClientId]()
 
@@ -39,7 +39,7 @@ def train_directly(
             return {cid: devices.answer(cid, task) for cid, task in exchange.items() if cid not in gone}
 
         devices.posterior.clear()
-        rng, batch = round_rng(seed, number), fed.config.model.batch_size
+        rng, batch = round_rng(seed, number), batch_size(strategy)
         state, report = drive(run_round(strategy, state, schema, devices.fleet, rng, batch=batch), ask)
-        served.append(report.per_device)
-    return state, served
+        found.append(report)
+    return state, found

@@ -132,13 +132,13 @@ class DrawnCase:
         return {key: value for key, value in {**USUAL, **more, **self.settings}.items() if key in known}
 
 
-def draw(seed: int, most: int) -> DrawnCase:
+def draw(seed: int, most: int, options: Mapping[str, tuple[Any, ...]] = OPTIONS) -> DrawnCase:
     """A method with up to `most` settings and options that are not the usual ones; the same for the same seed."""
     rng = random.Random(seed)  # noqa: S311 - repeatable on purpose
     method = rng.choice(sorted(METHODS))
     axes = sorted(OTHERS.keys() & method_settings(make_method(method)).keys())
-    drawn = rng.sample(axes, min(len(axes), rng.randint(0, most))) + rng.sample(sorted(OPTIONS), rng.randint(0, most))
-    values: dict[str, Any] = {key: rng.choice(OTHERS.get(key) or OPTIONS[key]) for key in drawn}
+    drawn = rng.sample(axes, min(len(axes), rng.randint(0, most))) + rng.sample(sorted(options), rng.randint(0, most))
+    values: dict[str, Any] = {key: rng.choice(OTHERS.get(key) or options[key]) for key in drawn}
     for key in drawn:
         if key in NEEDS:
             other, some = NEEDS[key]
@@ -146,7 +146,7 @@ def draw(seed: int, most: int) -> DrawnCase:
     return DrawnCase(
         method,
         {key: value for key, value in values.items() if key in OTHERS},
-        {key: value for key, value in values.items() if key in OPTIONS},
+        {key: value for key, value in values.items() if key in options},
     )
 
 

@@ -14,7 +14,7 @@ import re
 import tempfile
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +23,7 @@ import numpy as np
 from coordinator.rounds.round_record import RoundRecord
 from coordinator.storage import state_codec
 from coordinator.strategies.common.assignment import serving_center
-from edge_client.errors import ConfigError, UsageError
+from edge_client.errors import ConfigError, FedcentersError, UsageError
 from edge_client.protocol.task import ClientId, OwnModel
 from emulator.run.execute import SimulationResult
 from tests.support.drawn_cases import DrawnCase, simpler
@@ -35,15 +35,21 @@ class BrokenPromise(Exception):
 
 
 GOOD = ("runs", "refused")
+Judge = Callable[[DrawnCase], tuple[str, str]]  # -> ("runs" | "refused" | "broken", what to print)
 SAME = 1e-9  # sums of the same numbers in another order
 
 
 def judge(case: DrawnCase) -> tuple[str, str]:
-    """-> ("runs" | "refused" | "broken", what to print)."""
+    """The verdict on a run in one process."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return verdict_of(_judge, case)
+
+
+def verdict_of(judged: Judge, case: DrawnCase) -> tuple[str, str]:
+    """What `judged` says of a case, or what it raises."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            return _judge(case)
+        return judged(case)
     except BrokenPromise as wrong:
         return "broken", str(wrong)
     except Exception:  # noqa: BLE001 - whatever a case may raise is told
@@ -54,12 +60,7 @@ def _judge(case: DrawnCase) -> tuple[str, str]:
     try:
         world = DrawnWorld.of(case)
     except (ConfigError, UsageError) as refused:
-        told = f"{refused.message}; {refused.hint}"
-        named = [word for key in (*case.settings, *case.options, case.method) for word in (key, key.replace("_", "-"))]
-        named += ["model"] if case.options.get("fleet") == "buffered" else []  # which has another one
-        if not refused.hint or not any(re.search(rf"(?<![\w-]){re.escape(word)}(?!\w)", told) for word in named):
-            raise BrokenPromise(f"a refusal that names no option of the case: {told}") from refused
-        return "refused", told
+        return "refused", told_by_name(refused, case)
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
         whole = world.play(place / "whole")
@@ -75,6 +76,16 @@ def _judge(case: DrawnCase) -> tuple[str, str]:
         if other.state.centers.tobytes() != whole.state.centers.tobytes():
             raise BrokenPromise("with fewer evaluations other centers")
     return "runs", ""
+
+
+def told_by_name(refused: FedcentersError, case: DrawnCase) -> str:
+    """What a refusal says. Raises BrokenPromise where it names no option of the case, or says not what to do."""
+    told = f"{refused.message}; {refused.hint}"
+    named = [word for key in (*case.settings, *case.options, case.method) for word in (key, key.replace("_", "-"))]
+    named += ["model"] if case.options.get("fleet") == "buffered" else []  # which has another one
+    if not refused.hint or not any(re.search(rf"(?<![\w-]){re.escape(word)}(?!\w)", told) for word in named):
+        raise BrokenPromise(f"a refusal that names no option of the case: {told}") from refused
+    return told
 
 
 def _other_ways(case: DrawnCase, world: DrawnWorld, place: Path) -> Iterator[tuple[str, SimulationResult]]:
@@ -93,19 +104,19 @@ def _other_ways(case: DrawnCase, world: DrawnWorld, place: Path) -> Iterator[tup
         yield "samples drawn when they are used", world.play(place / "drawn", local=drawn_devices(world))
 
 
-def smallest(case: DrawnCase) -> tuple[DrawnCase, str]:
+def smallest(case: DrawnCase, judged: Judge = judge) -> tuple[DrawnCase, str]:
     """A case that is broken with any value less, and what is broken of it."""
     for other in simpler(case):
-        if judge(other)[0] == "broken":
-            return smallest(other)
-    return case, judge(case)[1]
+        if judged(other)[0] == "broken":
+            return smallest(other, judged)
+    return case, judged(case)[1]
 
 
-def one_that_runs(case: DrawnCase, seed: int) -> Iterator[tuple[DrawnCase, str, str]]:
+def one_that_runs(case: DrawnCase, seed: int, judged: Judge = judge) -> Iterator[tuple[DrawnCase, str, str]]:
     """The verdict on the case and, as long as it is refused, on the same with one value less."""
     rng = random.Random(seed)  # noqa: S311 - repeatable on purpose
     while True:
-        verdict, said = judge(case)
+        verdict, said = judged(case)
         yield case, verdict, said
         others = list(simpler(case))
         if verdict != "refused" or not others:

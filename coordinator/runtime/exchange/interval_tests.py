@@ -28,7 +28,10 @@ from edge_client.protocol.task import ClientId, Schema
 
 @dataclass(frozen=True, kw_only=True)
 class RoundPlace:
-    """Round `number` of `of` of a run, by its id: its fleet, the tensors of its models, what its devices test."""
+    """Round `number` of `of` of a run, by its id: its fleet, the tensors of its models, what its devices test.
+
+    `batch`: how many samples a device reads at a time.
+    """
 
     run: str
     number: int
@@ -36,6 +39,7 @@ class RoundPlace:
     schema: Schema
     fleet: Fleet
     scoring: Scoring
+    batch: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +71,6 @@ class IntervalTests:
     evaluation: EvaluationPlan
     store: Store
     seed: int
-    batch: int
     is_online: Callable[[ClientId], bool]
     under_way: dict[str, OpenTest] = field(default_factory=dict)  # by run
 
@@ -100,7 +103,7 @@ class IntervalTests:
             tested.training.state,
             place.schema,
             cohort,
-            batch=self.batch,
+            batch=place.batch,
             last=False,
             scoring=place.scoring,
         )

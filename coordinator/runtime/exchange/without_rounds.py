@@ -60,7 +60,6 @@ class WithoutRounds:
     network: Network
     store: Store
     seed: int
-    batch: int
     max_update_ratio: float
     tests: IntervalTests
     live: dict[str, UpdatesAndTest] = field(default_factory=dict)  # by run, once it has begun in this process
@@ -115,7 +114,7 @@ class WithoutRounds:
         """What the test found that ended in this round; without one, the devices' centers alone."""
         found = self.tests.end(place.run, live)
         nothing = drive(
-            evaluate_round(strategy, after, place.schema, [], batch=self.batch, last=False, scoring=place.scoring),
+            evaluate_round(strategy, after, place.schema, [], batch=place.batch, last=False, scoring=place.scoring),
             lambda _: {},
         )
         if found is None:
@@ -129,7 +128,7 @@ class WithoutRounds:
         asked = self.store.exchanges.task_hashes(key)
         cohort = sorted(asked) if asked else [who for who in sorted(place.fleet) if live.updates.may_get(who)]
         exchanges = evaluate_round(
-            strategy, after, place.schema, cohort, batch=self.batch, last=True, scoring=place.scoring
+            strategy, after, place.schema, cohort, batch=place.batch, last=True, scoring=place.scoring
         )
 
         def ask_next(tasks: Exchange) -> Replies:

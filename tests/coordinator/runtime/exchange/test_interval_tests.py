@@ -38,7 +38,6 @@ class RunWithTests(UpdatesRun):
             evaluation=self.evaluation,
             store=self.coordinator.store,
             seed=5,
-            batch=8,
             is_online=lambda who: who in self.online,
         )
 
@@ -47,9 +46,8 @@ class RunWithTests(UpdatesRun):
         return Snapshot(replace(self.live.updates.journalled.training, versions=(self.version,)))
 
     def begin_in(self, number: int, tests: IntervalTests, before: Snapshot | None = None) -> None:
-        place = RoundPlace(
-            run="run1", number=number, of=OF, schema=self.rules.schema, fleet=self.rules.fleet, scoring=CLASSES
-        )
+        about = {"schema": self.rules.schema, "fleet": self.rules.fleet, "scoring": CLASSES, "batch": 8}
+        place = RoundPlace(run="run1", number=number, of=OF, **about)
         tests.begin(
             place, make_method("fedavg"), self.before if before is None else before, self.live, self.coordinator.context
         )
