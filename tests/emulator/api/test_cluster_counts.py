@@ -23,6 +23,7 @@ def test_the_numbers_are_those_of_the_command() -> None:
     assert (counts.clusters, counts.recommended) == (command["clusters"], command["recommended"])
     assert list(counts.table["clusters"]) == [1, 2]
     assert f"take {counts.clusters} centers" in repr(counts)
+    assert len(counts.plot().axes) == len(counts.recommended)
     assert "data:image/svg+xml" in counts._repr_html_()
 
 
