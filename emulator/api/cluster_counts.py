@@ -54,18 +54,26 @@ class ClusterCounts:
 
     def plot(self) -> Figure:
         """A matplotlib figure: the criteria by number of centers, those to take marked."""
-        return trials.draw_trials(self.found)
+        from emulator.api.pictures import show_in_notebooks
+
+        figure = trials.draw_trials(self.found)
+        show_in_notebooks(figure)
+        return figure
 
     def __repr__(self) -> str:
         by = ", ".join(f"{count} by {name}" for name, count in self.recommended.items())
-        return f"{Table(self.found['trials'])!r}\ntake {self.clusters} centers ({by})"
+        return f"{Table(self.found['trials'])!r}\n{self._advice} ({by})"
+
+    @property
+    def _advice(self) -> str:
+        return f"take {self.clusters} {'center' if self.clusters == 1 else 'centers'}"
 
     def _repr_html_(self) -> str:
         picture = BytesIO()
         self.plot().savefig(picture, format="svg")
         drawn = base64.b64encode(picture.getvalue()).decode()
         image = f'<img alt="the trials" style="max-width: 100%" src="data:image/svg+xml;base64,{drawn}">'
-        return f"{Table(self.found['trials'])._repr_html_()}<p>take {self.clusters} centers</p>{image}"
+        return f"{Table(self.found['trials'])._repr_html_()}<p>{self._advice}</p>{image}"
 
 
 def choose_k(  # noqa: PLR0913 - the parts of a run
