@@ -1,4 +1,6 @@
-"""The one step of the build that pyproject.toml cannot name: type information of the module `fedcenters`.
+"""What pyproject.toml cannot say of the build: it begins without old files, and adds type information of `fedcenters`.
+
+setuptools packs what lies in build/, also files of an older version of this checkout that were moved or deleted since.
 
 A type checker reads an installed package that has the file py.typed; a module of one file has no place for it. PEP 561
 lets a distribution ship a package of stubs instead, which is made here from the imports for type checkers.
@@ -7,6 +9,7 @@ lets a distribution ship a package of stubs instead, which is made here from the
 from __future__ import annotations
 
 import ast
+import shutil
 from pathlib import Path
 
 from setuptools import setup
@@ -23,9 +26,12 @@ def stubs(source: str) -> str:
 
 
 class BuildWithStubs(build_py):
-    """Adds fedcenters-stubs to what a wheel contains."""
+    """Removes what an earlier build left of these packages, and adds fedcenters-stubs to what a wheel contains."""
 
     def run(self) -> None:
+        if not self.editable_mode:
+            for room in {name.partition(".")[0] for name in self.packages}:
+                shutil.rmtree(Path(self.build_lib) / room, ignore_errors=True)
         super().run()
         if not self.editable_mode:
             place = Path(self.build_lib) / "fedcenters-stubs" / "__init__.pyi"

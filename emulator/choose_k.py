@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -40,6 +39,8 @@ from emulator.run.summary import refusal_reasons
 from emulator.simulation.emulated_devices import EmulatedDevices
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from coordinator.models.registry import Model
 
 TITLES = {
@@ -202,8 +203,8 @@ def format_trial(trial: ClusterCountTrial) -> str:
     return f"{trial.clusters} centers: {accuracy}silhouette {trial.silhouette:.3f}"
 
 
-def draw_trials(result: Mapping[str, Any], out: Path) -> None:
-    """Accuracy, distance and silhouette over K, the recommended K marked; the ending of `out` is the format."""
+def draw_trials(result: Mapping[str, Any]) -> Figure:
+    """Accuracy, distance and silhouette over K, the recommended K marked."""
     from matplotlib.ticker import PercentFormatter
 
     from emulator.reports import plots
@@ -226,11 +227,7 @@ def draw_trials(result: Mapping[str, Any], out: Path) -> None:
 
         return draw
 
-    plots.make_figure(
-        12,
-        3.6,
-        *(panel(key, TITLES[key], mark) for key, mark in chosen.items()),
-    ).savefig(out, dpi=110)
+    return plots.make_figure(12, 3.6, *(panel(key, TITLES[key], mark) for key, mark in chosen.items()))
 
 
 def validation_fleet(devices: Mapping[ClientId, DeviceData], *, sample: int, seed: int) -> dict[ClientId, DeviceData]:

@@ -320,7 +320,7 @@ def choose_k(  # noqa: PLR0913 - a command line
         result = choice.choose_k_json(asked, range(1, most + 1), by, sample=sample, progress=tell, busy=busy)
         if picture is not None:
             busy(f"drawing {picture}")
-            choice.draw_trials(result, picture)
+            choice.draw_trials(result).savefig(picture, dpi=110)
     if as_json:
         print(json.dumps(result))
         return

@@ -238,6 +238,7 @@ class Client:
         self._block = min(DEFAULT_BLOCK_BYTES, message["block"])
         if self._boot not in (None, message["boot"]):
             self._uploader.coordinator_restarted(message["spread_ms"] / 1000)
+            self._session.downloads.link_lost()
         self._boot = message["boot"]
         self._note_link(message)
         self._tell_of_federation(message)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 from coordinator.strategies.base import Strategy
@@ -20,6 +19,7 @@ from emulator.data.fleet import Fleet
 from emulator.options import OPTIONS, SimulateArgs
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from torch import nn
 
     from export.compiler.losses.sample_losses import LossFunction
@@ -52,20 +52,28 @@ class ClusterCounts:
         """One row per number: `clusters`, `used` (centers with devices), `accuracy`, `distance`, `silhouette`."""
         return frame(self.found["trials"])
 
-    def plot(self, file: str | Path) -> Path:
-        """Draw the three criteria into a .png or .svg file."""
-        trials.draw_trials(self.found, Path(file))
-        return Path(file)
+    def plot(self) -> Figure:
+        """A matplotlib figure: the criteria by number of centers, those to take marked."""
+        from emulator.api.pictures import show_in_notebooks
+
+        figure = trials.draw_trials(self.found)
+        show_in_notebooks(figure)
+        return figure
 
     def __repr__(self) -> str:
         by = ", ".join(f"{count} by {name}" for name, count in self.recommended.items())
-        return f"{Table(self.found['trials'])!r}\ntake {self.clusters} centers ({by})"
+        return f"{Table(self.found['trials'])!r}\n{self._advice} ({by})"
+
+    @property
+    def _advice(self) -> str:
+        return f"take {self.clusters} {'center' if self.clusters == 1 else 'centers'}"
 
     def _repr_html_(self) -> str:
-        with TemporaryDirectory() as folder:
-            picture = base64.b64encode(self.plot(Path(folder) / "trials.svg").read_bytes()).decode()
-        image = f'<img alt="the trials" style="max-width: 100%" src="data:image/svg+xml;base64,{picture}">'
-        return f"{Table(self.found['trials'])._repr_html_()}<p>take {self.clusters} centers</p>{image}"
+        picture = BytesIO()
+        self.plot().savefig(picture, format="svg")
+        drawn = base64.b64encode(picture.getvalue()).decode()
+        image = f'<img alt="the trials" style="max-width: 100%" src="data:image/svg+xml;base64,{drawn}">'
+        return f"{Table(self.found['trials'])._repr_html_()}<p>{self._advice}</p>{image}"
 
 
 def choose_k(  # noqa: PLR0913 - the parts of a run

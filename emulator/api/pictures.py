@@ -43,7 +43,7 @@ def draw_result(method: str, run: SimulationResult, groups: Mapping[ClientId, in
         ends = run.state.assignment
         panels.append(partial(plots.draw_fleet, points=points, assignment=ends, groups=groups))
     figure = _figure(6.0 * len(panels), 3.8, *panels)
-    _show_in_notebooks(figure)
+    show_in_notebooks(figure)
     return figure
 
 
@@ -63,7 +63,7 @@ def draw_comparison(found: Mapping[str, Sequence[Sequence[float | None]]], measu
         plots.draw_curves(axes, means, title=title, shares=measure == "accuracy")
 
     figure = _figure(7.0, 3.8, draw)
-    _show_in_notebooks(figure)
+    show_in_notebooks(figure)
     return figure
 
 
@@ -97,7 +97,7 @@ def _figure(width: float, height: float, *drawings: Callable[[Axes], object]) ->
     return figure
 
 
-def _show_in_notebooks(figure: Figure) -> None:
+def show_in_notebooks(figure: Figure) -> None:
     """A figure that was made without pyplot says itself how a notebook shows it."""
 
     def png() -> bytes:

@@ -94,7 +94,8 @@ def _number(value: float | None) -> str:
 def _refused(reasons: Mapping[str, int]) -> str:
     told = ", ".join(f"{count} {'answer' if count == 1 else 'answers'} ({why})" for why, count in reasons.items())
     far = reasons.keys() & {"rejected", "not_finite"}
-    return f"{told}; a learning rate that is too large does this, or a hostile device" if far else told
+    causes = "a learning rate that is too large does this, columns or targets that are not scaled, or a hostile device"
+    return f"{told}; {causes}" if far else told
 
 
 def _without_center(result: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -45,7 +45,8 @@ def checked_inputs(x: Array) -> Array:
     """Samples of a kind that becomes float32. Raises ConfigError."""
     if x.dtype.kind not in "biuf" or x.ndim < FEATURES or 0 in x.shape:
         told = f"x is {x.dtype} {list(x.shape)}"
-        raise ConfigError(told, hint="give numbers [n, features], or [n, channels, height, width] for images")
+        hint = "give numbers [n, features], [n, tokens] of texts, or [n, channels, height, width] of images"
+        raise ConfigError(told, hint=hint)
     if x.dtype.kind == "f" and not np.isfinite(x).all():
         n = int((~np.isfinite(x.reshape(len(x), -1)).all(axis=1)).sum())
         raise ConfigError(f"{n} samples of x hold NaN or infinity", hint="fill these values in, or drop the samples")

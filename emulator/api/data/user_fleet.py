@@ -113,6 +113,8 @@ def fleet(  # noqa: PLR0913 - each is a part of the question
     held, share = _test_columns(test, columns, x=x, y=y, by=by, parts=parts)
     if told := ", ".join(f"{name} ({kind})" for name, kind in columns.left_out.items()):
         log.warning("left out of x: %s. Make them numbers, as with pd.to_numeric, or name what x is: x=[...]", told)
+    if saved := [name for name in columns.names if name.startswith("Unnamed: ")]:  # as pandas calls it
+        log.warning("column %r of x is the index of a table that was saved: read it with index_col=0", saved[0])
     whole, classes = _data_set(columns, held, share)
     devices_of, given = _given(data, columns, parts, whole.names)
     if groups is not None:

@@ -34,11 +34,14 @@ from emulator.engines.cpu.samples import SampleCache
 from emulator.engines.cpu.steps import Step, autograd_step, record_step, sample_losses
 from emulator.engines.pickling import pickle_by_value
 from export.compiler.program import make_source, program_without_containers
-from export.compiler.program_functions import TraceSource
+from export.compiler.program_functions import TraceSource, example_inputs
 from export.diagnostics import first_sentence
+from export.one_value_norm import batch_norm_of_one_value
+from export.own_thread import own_random
 
 log = logging.getLogger(__name__)
 IMAGE_DIMENSIONS = 3  # dimensions of one
+TRIED = 2  # images
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,7 +182,19 @@ def _told_index(program: Program) -> Iterator[None]:
 
 
 def prefers_channels_last(source: TraceSource) -> bool:
-    """Images that meet a convolution."""
-    return len(source.input) == IMAGE_DIMENSIONS and any(
-        isinstance(layer, nn.Conv2d) for layer in source.module.modules()
-    )
+    """Images that meet a convolution, in a module and a loss that take them so: some, as `view`, need torch's order."""
+    meet = any(isinstance(layer, nn.Conv2d) for layer in source.module.modules())
+    return len(source.input) == IMAGE_DIMENSIONS and meet and _takes_channels_last(source)
+
+
+def _takes_channels_last(source: TraceSource) -> bool:
+    model = FlatModel(source.module, source.schema, channels_last=True)
+    *_, x, y = example_inputs(source, "evaluate", TRIED)
+    try:
+        with own_random(), torch.enable_grad(), batch_norm_of_one_value():
+            for training in (False, True):
+                out = model.module.train(training)(x.to(memory_format=torch.channels_last))
+                sample_losses(source, out, y).sum().backward()
+    except Exception:  # noqa: BLE001 - of whatever kind; what else is wrong is told where it is used
+        return False
+    return True

@@ -26,8 +26,8 @@ def loss_of_output(loss: Loss, name: str, target: tuple[int, ...]) -> Loss:
     if loss != "squared-error" and target[class_axis(loss, target)] == 1:
         raise ProgramRefused(
             f"model {name!r} gives {target} for one sample: with one class the cross-entropy is always 0",
-            hint="give two outputs for yes and no; or loss=function with binary_cross_entropy_with_logits, and its "
-            "targets as numbers",
+            hint='of a regression give loss="squared-error"; for yes and no give two outputs, or loss=function with '
+            "binary_cross_entropy_with_logits, and its targets as numbers",
         )
     if loss in POSITION_LOSSES and len(target) == 1:
         raise ProgramRefused(

@@ -77,6 +77,25 @@ def test_a_broken_link_asks_again_at_once(stage: DeviceStage) -> None:
     assert len(stage.said("rdy")) == 1
 
 
+def test_a_coordinator_that_was_started_again_is_asked_at_once_for_what_the_one_before_did_not_send(
+    stage: DeviceStage,
+) -> None:
+    stage.serve = False
+
+    def script() -> Script:
+        stage.lead(1)
+        yield
+        stage.ask(stage.fit())
+        yield
+        stage.serve = True
+        stage.lead(2)
+        yield
+
+    stage.play(script())
+    assert stage.clock.time_s == 0
+    assert len(stage.said("rdy")) == 1
+
+
 def test_a_partial_download_survives_a_restart(stage: DeviceStage) -> None:
     stage.serve = False
 

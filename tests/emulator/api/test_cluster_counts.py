@@ -22,7 +22,10 @@ def test_the_numbers_are_those_of_the_command() -> None:
     assert [row | {"clusters": k} for row, k in zip(command["trials"], [1, 2], strict=True)] == counts.found["trials"]
     assert (counts.clusters, counts.recommended) == (command["clusters"], command["recommended"])
     assert list(counts.table["clusters"]) == [1, 2]
-    assert f"take {counts.clusters} centers" in repr(counts)
+    assert f"take {counts.clusters} center" in repr(counts)
+    figure: Any = counts.plot()
+    assert len(figure.axes) == len(counts.recommended)
+    assert figure._repr_png_().startswith(b"\x89PNG")  # a notebook shows it
     assert "data:image/svg+xml" in counts._repr_html_()
 
 

@@ -103,7 +103,7 @@ def test_answers_that_did_not_count_for_their_size_are_shown_with_the_usual_caus
         why: dict(summary_rows({**run, "refused": {why: 2}}))["did not count in the last round"]
         for why in ("rejected", "not_finite", "late")
     }
-    cause = "; a learning rate that is too large does this, or a hostile device"
+    cause = "; a learning rate that is too large does this, columns or targets that are not scaled, or a hostile device"
     assert told["late"] == "2 answers (late)"
     assert (told["rejected"], told["not_finite"]) == (f"2 answers (rejected){cause}", f"2 answers (not_finite){cause}")
 

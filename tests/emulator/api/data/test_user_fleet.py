@@ -223,6 +223,17 @@ def test_labels_that_do_not_begin_at_0_are_told(least: int, said: list[str], cap
     assert [message.partition(":")[0] for message in caplog.messages] == said
 
 
+def test_an_index_that_a_csv_file_kept_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Its row numbers, up to thousands, were inputs without a word."""
+    frame().drop(columns="note").to_csv(tmp_path / "mine.csv")
+    made = fc.fleet(pd.read_csv(tmp_path / "mine.csv"), by="subject")
+    assert made.columns[0] == "Unnamed: 0"
+    (told,) = caplog.messages
+    assert told == "column 'Unnamed: 0' of x is the index of a table that was saved: read it with index_col=0"
+    fc.fleet(pd.read_csv(tmp_path / "mine.csv", index_col=0), by="subject")
+    assert len(caplog.messages) == 1
+
+
 def test_columns_that_are_no_numbers_are_named_when_they_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
     data = (
         frame().assign(f1=["?", *map(str, X[1:, 1])], when=pd.Timestamp("2026-01-01"), made="left").drop(columns="note")

@@ -60,9 +60,23 @@ class Rotated(nn.Module):
         return self.head(torch.view_as_real(turned).flatten(1))  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("name", [*SMALL, "rotated"])
+class Viewed(nn.Module):
+    """The network of torch's first tutorial: `view`, which torch refuses of images that lie channels-last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(1, 4, 3, padding=1), nn.Linear(64, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.max_pool2d(torch.relu(self.conv(x)), 2).view(-1, 64))  # type: ignore[no-any-return]
+
+
+OWN = {"rotated": (Rotated, (6,)), "view-of-images": (Viewed, (1, 8, 8))}
+
+
+@pytest.mark.parametrize("name", [*SMALL, *OWN])
 def test_recorded_steps_are_autograds(name: str) -> None:
-    made = make_source(Rotated(), input=(6,), dtype="float64") if name == "rotated" else source(name)
+    made = make_source(OWN[name][0](), input=OWN[name][1], dtype="float64") if name in OWN else source(name)
     x, y, q, noise = batch_of(made, 6)
     sides = [FlatModel(made.module, made.schema, channels_last=side) for side in (prefers_channels_last(made), False)]
     record = steps.record_step(made, sides[0], x, y, noise), steps.autograd_step(made, sides[1])
