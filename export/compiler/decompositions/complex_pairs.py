@@ -347,6 +347,7 @@ COVERED: Mapping[Any, Callable[..., Any]] = {
     torch.view_as_real: view_as_real,
     Tensor.real.__get__: lambda x: x.real,  # type: ignore[attr-defined]  # a getter in C
     Tensor.imag.__get__: lambda x: x.imag,  # type: ignore[attr-defined]
+    **{getattr(Tensor, turn).__get__: getattr(ComplexPair, turn).fget for turn in ("T", "H", "mT", "mH")},
     Tensor.__getitem__: ComplexPair.__getitem__,
     torch.zeros_like: lambda x: ComplexPair(torch.zeros_like(x.real), torch.zeros_like(x.imag)),
     torch.conj: ComplexPair.conj,
@@ -374,7 +375,7 @@ COMPLEX_OVERRIDES: Mapping[Any, Callable[..., Any]] = {
 
 def is_complex_call(func: Any, args: Sequence[Any]) -> bool:  # noqa: ANN401 - a function of torch
     """Whether a function that pairs cover gets a complex number or a complex tensor, as one of the module's own."""
-    covered = func in COVERED or getattr(func, "__name__", "") in ALIKE
+    covered = func in COVERED or getattr(func, "__name__", "") in ALIKE.union(SEVERAL)
     return covered and any(isinstance(x, complex) or (isinstance(x, Tensor) and x.is_complex()) for x in args)
 
 

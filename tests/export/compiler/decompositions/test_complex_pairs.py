@@ -68,9 +68,11 @@ class ByAngles(nn.Module):
         super().__init__()
         self.body, self.weight, self.head = nn.Linear(6, 6), nn.Parameter(torch.randn(4, 6, 2)), nn.Linear(8, 3)
         self.turns = torch.polar(torch.ones(6), torch.arange(6.0)).to(torch.complex128)
+        self.table = torch.polar(torch.ones(6, 6), torch.arange(36.0).reshape(6, 6)).to(torch.complex128)
 
     def forward(self, x: Tensor) -> Tensor:
-        z = torch.exp(1j * self.body(x)) * self.turns
+        z = torch.exp(1j * self.body(x)) * torch.cat(self.turns.chunk(2)[::-1])
+        z = z @ (self.turns.unsqueeze(1) * self.turns.conj()).triu().T + z @ self.table.T
         mixed = torch.einsum("bi,oi->bo", z, torch.view_as_complex(self.weight))
         return self.head(torch.view_as_real(mixed).flatten(1))  # type: ignore[no-any-return]
 
