@@ -333,6 +333,16 @@ def _set_item(x: Tensor, key: Any, value: Any) -> None:  # noqa: ANN401 - torch'
 SET_ITEM = Tensor.__setitem__
 
 
+def _take_along_dim(x: Tensor, indices: Tensor, dim: int | None = None) -> Tensor:
+    """Torch's own compares the batch with other sizes."""
+    if dim is None:
+        return torch.gather(x.reshape(-1), 0, indices.reshape(-1))
+    wide = list(torch.broadcast_shapes(x.select(dim, 0).shape, indices.select(dim, 0).shape))  # type: ignore[no-untyped-call]
+    at = dim % x.dim()
+    x, indices = (part.expand([*wide[:at], part.shape[at], *wide[at:]]) for part in (x, indices))
+    return torch.gather(x, at, indices)
+
+
 def _corner(rows: int, columns: int, above: Callable[[int, int], bool]) -> Tensor:
     """[2, places]: row and column of each place of a matrix of which `above` is true."""
     return torch.tensor([(i, j) for i in range(rows) for j in range(columns) if above(i, j)]).reshape(-1, 2).t()
@@ -376,6 +386,9 @@ FORWARD_OVERRIDES: Mapping[Any, Callable[..., Any]] = {
     Tensor.__setitem__: _set_item,
     torch.triu_indices: _triu_indices,
     torch.tril_indices: _tril_indices,
+    **dict.fromkeys((torch.sgn, Tensor.sgn), torch.sign),  # the gradient of the first makes a number of the batch
+    torch.take_along_dim: _take_along_dim,
+    Tensor.take_along_dim: _take_along_dim,
     torch.cdist: _distances,
     F.cosine_similarity: _cosine_similarity,
     torch.cosine_similarity: _cosine_similarity,

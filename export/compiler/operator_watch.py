@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from edge_client.errors import ProgramRefused
 from edge_client.printable import first_of
-from export.compiler.decompositions.supported_ops import RANDOM, UnsupportedOperator
+from export.compiler.decompositions.supported_ops import RANDOM, Counts, UnsupportedOperator, every_call
 from export.compiler.graph_passes.vmap_levels import no_gradients
 from export.compiler.losses.sample_losses import LossFunction, loss_name
 from export.compiler.program_functions import (
@@ -58,7 +58,6 @@ PACKED = (
     "pack_padded_sequence gives another number of rows each time: give the layer whole sequences, and take each "
     "sample's last output by its number, out[torch.arange(out.shape[0]), lengths - 1]"
 )
-Counts = Callable[[str, Sequence[Any]], bool]  # of an operator and its arguments: whether a watch records the call
 NO_BRANCHES = "forward must be the same operators for every batch: no branches on values, no .item()"
 NAMED = 3  # of many tensors
 ONE_SIZE = "Constraints violated"  # how torch.export begins
@@ -67,11 +66,6 @@ CONSTRAINT_HINT = (
     "write into no parameter, also not by `.data`: take what a constraint gives in its place, as "
     "F.conv2d(x, torch.renorm(self.weight, 2, 0, 1.0))"
 )
-
-
-def every_call(_operator: str, _args: Sequence[Any]) -> bool:
-    """Whatever it computes."""
-    return True
 
 
 def count_random_numbers(source: TraceSource) -> tuple[int, frozenset[int]]:
@@ -144,10 +138,11 @@ def refuse_operator(source: TraceSource, operator: str, reason: str, wrong: Exce
 
     Where none was seen, as torch takes a function apart, the line is the one at which `wrong` was raised.
     """
-    used = _watch_pass(source, 2).seen
+    counts = wrong.counts if isinstance(wrong, UnsupportedOperator) else every_call
+    used = _watch_pass(source, 2, counts).seen
     where: Mapping[str, None] | None = used.get(operator)
     if not where and source.own_loss is not None:
-        seen = _places(_watch_loss(source, source.own_loss), operator)
+        seen = _places(_watch_loss(source, source.own_loss, counts), operator)
         if seen or operator.endswith("_") or not _places(used, operator):  # a forward pass has no writes in place left
             raise _refused_loss(source, next(iter(seen), f"loss {loss_name(source.own_loss)}"), operator, reason)
     where = where or _places(used, operator)

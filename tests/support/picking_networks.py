@@ -198,18 +198,24 @@ class HeardWave(nn.Module):
 
 
 class Angled(nn.Module):
-    """Angles to class centers with a margin, as a face recogniser has them, and the angles of points and slopes."""
+    """Angles to class centers with a margin, as a face recogniser has them, and the angles of points and slopes.
+
+    Distances of a hyperbolic space, too.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.body, self.head, self.ways = nn.Linear(5, 6), nn.Linear(9, 3), nn.Parameter(torch.randn(3, 6))
+        self.body, self.head, self.ways = nn.Linear(5, 6), nn.Linear(15, 3), nn.Parameter(torch.randn(3, 6))
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.body(x)
         cosines = F.normalize(h, dim=1) @ F.normalize(self.ways, dim=1).t()
         apart = torch.cos(torch.acos(cosines * 0.99) + 0.3)
         turned = torch.atan2(h[:, :3], h[:, 3:])
-        return 4 * apart + self.head(torch.cat([turned, torch.atan(h[:, :3]), torch.asin(torch.tanh(h[:, 3:]))], 1))  # type: ignore[no-any-return]
+        bounded = torch.tanh(h[:, 3:])
+        far = [torch.asinh(h[:, :3]) * torch.acosh(1.1 + h[:, 3:].square()), torch.atanh(0.9 * bounded)]
+        parts = [turned, torch.atan(h[:, :3]), torch.asin(bounded), *far]
+        return 4 * apart + self.head(torch.cat(parts, 1))  # type: ignore[no-any-return]
 
 
 class Cumulated(nn.Module):
@@ -225,7 +231,12 @@ class Cumulated(nn.Module):
         one, other = h.roll(1, 1), x[:, :1].expand(-1, 6)
         signs = torch.copysign(h, other) + torch.fmax(h, one) * ((h > 0) ^ torch.logical_xor(other > 0, one > 0))
         parts = [factors.cumprod(1), factors.prod(1, keepdim=True) + torch.hypot(h, one), h.logcumsumexp(1)]
-        parts += [h.cummax(1).values + h.cummin(1)[0] * torch.erfc(one), signs + torch.fmin(one, other)]
+        finite = torch.where(torch.isinf(one / factors.sign()), torch.exp2(h), h * torch.signbit(one))
+        ranks = torch.searchsorted(one.sort(1).values, h.contiguous(), right=True)
+        parts += [
+            h.cummax(1).values + h.cummin(1)[0] * torch.erfc(one) + finite,
+            signs + torch.fmin(one, other) * ranks,
+        ]
         return self.head(torch.cat(parts, 1))  # type: ignore[no-any-return]
 
 

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 - torch's custom
 from torch.utils._python_dispatch import _disable_current_modes
 
 from export.compiler.decompositions.supported_ops import UnsupportedOperator
@@ -33,11 +35,17 @@ class ComplexPair:
             return COVERED[func](*args, **(kwargs or {}))
         if isinstance(args[0], cls) and name in ALIKE:
             return args[0].alike(name, *args[1:], **(kwargs or {}))
+        if isinstance(args[0], cls) and name in SEVERAL:
+            return args[0].several(name, *args[1:], **(kwargs or {}))
         raise UnsupportedOperator(name, "this operator is not covered for complex numbers")
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - a method
         if name in ALIKE:
             return lambda *args, **kwargs: self.alike(name, *args, **kwargs)
+        if name in SEVERAL:
+            return lambda *args, **kwargs: self.several(name, *args, **kwargs)
+        if name in METHODS:
+            return lambda *args, **kwargs: METHODS[name](self, *args, **kwargs)
         if name.startswith("__"):
             raise AttributeError(name)
         raise UnsupportedOperator(name, "this operator is not covered for complex numbers")
@@ -46,6 +54,11 @@ class ComplexPair:
         """An operator that does the same to both parts; a complex dtype is that of a pair's parts."""
         args, named = tuple(map(_of_a_part, args)), {key: _of_a_part(value) for key, value in kwargs.items()}
         return ComplexPair(*(getattr(part, name)(*args, **named) for part in (self.real, self.imag)))
+
+    def several(self, name: str, *args: Any, **kwargs: Any) -> tuple[ComplexPair, ...]:  # noqa: ANN401 - torch's
+        """An operator that cuts both parts alike."""
+        parts = (getattr(part, name)(*args, **kwargs) for part in (self.real, self.imag))
+        return tuple(ComplexPair(real, imag) for real, imag in zip(*parts, strict=True))
 
     def __getitem__(self, key: Any) -> ComplexPair:  # noqa: ANN401 - torch's
         return ComplexPair(self.real[key], self.imag[key])
@@ -79,6 +92,19 @@ class ComplexPair:
         return ComplexPair(self.real * a - self.imag * b, self.real * b + self.imag * a)
 
     __radd__, __rmul__ = __add__, __mul__
+    __hash__ = object.__hash__
+
+    def __pow__(self, exponent: Any) -> ComplexPair:  # noqa: ANN401
+        return power(self, exponent)
+
+    def __eq__(self, other: object) -> Tensor:  # type: ignore[override]  # torch's
+        return torch.logical_and(self.real == real_of(other), self.imag == imag_of(other))
+
+    def __ne__(self, other: object) -> Tensor:  # type: ignore[override]
+        return torch.logical_not(self == other)
+
+    def __len__(self) -> int:
+        return len(self.real)
 
     def __truediv__(self, other: Any) -> ComplexPair:  # noqa: ANN401
         return quotient(self, as_pair(other))
@@ -97,6 +123,14 @@ class ComplexPair:
     @property
     def dtype(self) -> torch.dtype:
         return self.real.dtype.to_complex()
+
+    @property
+    def T(self) -> ComplexPair:  # noqa: N802 - torch's
+        return self.alike("permute", tuple(reversed(range(self.ndim))))
+
+    @property
+    def H(self) -> ComplexPair:  # noqa: N802 - torch's
+        return self.T.conj()
 
     @property
     def mT(self) -> ComplexPair:  # noqa: N802 - torch's
@@ -131,37 +165,19 @@ class ComplexPair:
         return angle(self)
 
 
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 # What does the same to both parts: shapes, places, sums.
-ALIKE = frozenset(
-    [
-        "clone",
-        "contiguous",
-        "cumsum",
-        "detach",
-        "expand",
-        "flatten",
-        "flip",
-        "mean",
-        "movedim",
-        "narrow",
-        "permute",
-        "repeat",
-        "reshape",
-        "roll",
-        "select",
-        "squeeze",
-        "sum",
-        "swapaxes",
-        "swapdims",
-        "t",
-        "to",
-        "transpose",
-        "type",
-        "unflatten",
-        "unsqueeze",
-        "view",
-    ]
-)
+ALIKE = _names("""
+    clone contiguous cumsum detach diagonal diff expand flatten flip gather index_select mean movedim narrow permute
+    repeat reshape resolve_conj roll select squeeze sum swapaxes swapdims t to transpose tril triu type unflatten
+    unfold unsqueeze view
+""")
+
+
+SEVERAL = ("chunk", "split", "tensor_split", "unbind")  # as ALIKE, with several results
 
 
 def _of_a_part(value: Any) -> Any:  # noqa: ANN401 - an argument
@@ -255,6 +271,34 @@ def quotient(x: Any, y: Any) -> ComplexPair:  # noqa: ANN401 - a pair or a tenso
     return ComplexPair(turned.real / size, turned.imag / size)
 
 
+def logarithm(x: ComplexPair) -> ComplexPair:
+    """The principal logarithm: that of the size, and the angle."""
+    return ComplexPair(torch.log(magnitude(x)), angle(x))
+
+
+def power(x: Any, exponent: Any) -> ComplexPair:  # noqa: ANN401 - a pair or a tensor, and a number or a tensor
+    """Products for a plain whole number, else exp(exponent log x), as torch's."""
+    x, exponent = as_pair(x), as_pair(exponent)
+    if not isinstance(x, ComplexPair):
+        raise UnsupportedOperator("pow", "a complex power of a real number is not covered")
+    if not isinstance(exponent, int):
+        return exponential(logarithm(x) * exponent)
+    one = ComplexPair(torch.ones_like(x.real), torch.zeros_like(x.real))
+    found = reduce(ComplexPair.__mul__, [x] * abs(exponent), one)
+    return found if exponent >= 0 else quotient(one, found)
+
+
+def choose(mask: Tensor, x: Any, y: Any) -> ComplexPair:  # noqa: ANN401 - pairs, tensors or numbers
+    """See torch.where."""
+    return ComplexPair(*(torch.where(mask, part(x), part(y)) for part in (real_of, imag_of)))
+
+
+def pad(x: ComplexPair, places: Sequence[int], mode: str = "constant", value: Any = None) -> ComplexPair:  # noqa: ANN401
+    """See F.pad; a constant goes into both parts."""
+    parts = ((x.real, real_of(value or 0.0)), (x.imag, imag_of(value or 0.0)))
+    return ComplexPair(*(F.pad(part, places, mode, number) for part, number in parts))
+
+
 def zeros(*size: Any, dtype: torch.dtype | None = None, **named: Any) -> Any:  # noqa: ANN401 - torch's
     """See torch.zeros; a pair where the dtype is complex, as for the modes that a Fourier layer leaves out."""
     if dtype is None or not dtype.is_complex:
@@ -262,7 +306,14 @@ def zeros(*size: Any, dtype: torch.dtype | None = None, **named: Any) -> Any:  #
     return ComplexPair(*(ZEROS(*size, dtype=dtype.to_real(), **named) for _ in range(2)))
 
 
-ZEROS = torch.zeros
+def to(x: Tensor, *args: Any, **named: Any) -> Any:  # noqa: ANN401 - torch's
+    """See Tensor.to; a pair where the dtype is complex."""
+    if not any(isinstance(value, torch.dtype) and value.is_complex for value in (*args, *named.values())):
+        return TO(x, *args, **named)
+    return ComplexPair(x, torch.zeros_like(x)).alike("to", *args, **named)
+
+
+ZEROS, TO = torch.zeros, Tensor.to
 
 
 def einsum(equation: str, *operands: Any) -> ComplexPair:  # noqa: ANN401 - pairs or tensors
@@ -274,7 +325,18 @@ def einsum(equation: str, *operands: Any) -> ComplexPair:  # noqa: ANN401 - pair
     return product_by(lambda x, y: torch.einsum(equation, x, y))(*operands)
 
 
+METHODS: Mapping[str, Callable[..., Any]] = {  # functions of torch, too
+    "pow": power,
+    "log": logarithm,
+    "exp": exponential,
+    "masked_fill": lambda x, mask, value: choose(mask, value, x),
+}
 COVERED: Mapping[Any, Callable[..., Any]] = {
+    **{getattr(torch, name): rule for name, rule in METHODS.items()},
+    **{getattr(Tensor, name): rule for name, rule in METHODS.items()},
+    Tensor.__pow__: power,
+    torch.where: choose,
+    F.pad: pad,
     torch.abs: magnitude,
     Tensor.abs: magnitude,
     torch.angle: angle,
@@ -285,12 +347,11 @@ COVERED: Mapping[Any, Callable[..., Any]] = {
     torch.view_as_real: view_as_real,
     Tensor.real.__get__: lambda x: x.real,  # type: ignore[attr-defined]  # a getter in C
     Tensor.imag.__get__: lambda x: x.imag,  # type: ignore[attr-defined]
+    **{getattr(Tensor, turn).__get__: getattr(ComplexPair, turn).fget for turn in ("T", "H", "mT", "mH")},
     Tensor.__getitem__: ComplexPair.__getitem__,
     torch.zeros_like: lambda x: ComplexPair(torch.zeros_like(x.real), torch.zeros_like(x.imag)),
     torch.conj: ComplexPair.conj,
     Tensor.conj: ComplexPair.conj,
-    torch.exp: exponential,
-    Tensor.exp: exponential,
     torch.cat: side_by_side(torch.cat),
     torch.stack: side_by_side(torch.stack),
     torch.einsum: einsum,
@@ -308,12 +369,13 @@ COMPLEX_OVERRIDES: Mapping[Any, Callable[..., Any]] = {
     torch.polar: polar,
     torch.view_as_complex: view_as_complex,
     torch.zeros: zeros,
+    Tensor.to: to,
 }
 
 
 def is_complex_call(func: Any, args: Sequence[Any]) -> bool:  # noqa: ANN401 - a function of torch
     """Whether a function that pairs cover gets a complex number or a complex tensor, as one of the module's own."""
-    covered = func in COVERED or getattr(func, "__name__", "") in ALIKE
+    covered = func in COVERED or getattr(func, "__name__", "") in ALIKE.union(SEVERAL)
     return covered and any(isinstance(x, complex) or (isinstance(x, Tensor) and x.is_complex()) for x in args)
 
 

@@ -27,6 +27,7 @@ from export.compiler.decompositions.supported_ops import UnsupportedOperator
 
 aten = torch.ops.aten
 Indices = Sequence[Tensor | None]
+WHOLE = (torch.int64, torch.int32)
 
 
 def adaptive_avg_pool2d(x: Tensor, size: Sequence[int]) -> Tensor:
@@ -126,10 +127,9 @@ class AxisPicks:
 def _picks(operator: str, x: Tensor, indices: Indices) -> AxisPicks:
     at = [axis for axis, rows in enumerate(indices) if rows is not None]
     given = [rows for rows in indices if rows is not None]
-    if any(rows.dtype not in {torch.int64, torch.int32} for rows in given):
-        raise UnsupportedOperator(
-            operator, "a boolean mask picks another number of values each time; write it with torch.where"
-        )
+    if any(rows.dtype not in WHOLE for rows in given):
+        said = "a boolean mask picks another number of values each time; write it with torch.where"
+        raise UnsupportedOperator(operator, said, _by_mask)
     first, order = at[0], list(range(x.dim()))
     if at != list(range(first, first + len(at))):
         first, order = 0, [*at, *(axis for axis in order if axis not in at)]
@@ -152,6 +152,12 @@ def _picks(operator: str, x: Tensor, indices: Indices) -> AxisPicks:
         rows=[_from_start(rows.reshape(-1), size) for rows, size in zip(given, sizes, strict=True)],
         shape=shape,
     )
+
+
+def _by_mask(_operator: str, args: Sequence[Any]) -> bool:
+    """Whether a call with these arguments, a tensor and its indices, has a mask among them."""
+    indices = args[1] if len(args) > 1 and isinstance(args[1], list | tuple) else ()
+    return any(isinstance(rows, Tensor) and rows.dtype not in WHOLE for rows in indices)
 
 
 def _from_start(rows: Tensor, size: int) -> Tensor:

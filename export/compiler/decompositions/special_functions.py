@@ -1,7 +1,8 @@
-"""Functions that few runtimes have: inverse trigonometric ones, the logarithm of the gamma function, its derivatives.
+"""Functions that few runtimes have: inverse trigonometric and hyperbolic ones, the gamma function's logarithm.
 
 asin(s) = s + s R(s²) up to s = 1/2, with the rational R of fdlibm (Sun Microsystems, 1993), whose error is below one
-rounding of float64. Beyond it asin(x) = pi/2 - 2 asin(sqrt((1 - x) / 2)).
+rounding of float64. Beyond it asin(x) = pi/2 - 2 asin(sqrt((1 - x) / 2)). Inverse hyperbolic functions are those of
+fdlibm, too: logarithms of 1 plus a number, which near 0 keep all digits.
 
 Gamma has Stirling's series from 8 on, whose error there is below one rounding of float64:
 
@@ -72,6 +73,33 @@ def atan2(y: Tensor, x: Tensor) -> Tensor:
     return angle + left * (pi - 2 * pi * below)
 
 
+def asinh(x: Tensor) -> Tensor:
+    """log(x + sqrt(x² + 1)); beyond 2^28, where x² may be infinite, log(2 x)."""
+    far, size = _beyond(torch.abs(_float(x)))
+    square = size * size
+    near = torch.log1p(size + square / (1 + torch.sqrt(1 + square)))
+    return torch.sign(x) * torch.where(far, torch.log(torch.abs(x)) + log(2), near)
+
+
+def acosh(x: Tensor) -> Tensor:
+    """log(x + sqrt(x² - 1)), NaN below 1; see `asinh`."""
+    far, size = _beyond(_float(x))
+    rest = size - 1
+    return torch.where(far, torch.log(x) + log(2), torch.log1p(rest + torch.sqrt(rest) * torch.sqrt(rest + 2)))
+
+
+def atanh(x: Tensor) -> Tensor:
+    """log((1 + x) / (1 - x)) / 2; infinite at 1 and -1."""
+    size = torch.abs(_float(x))
+    return torch.sign(x) * 0.5 * torch.log1p(2 * size / (1 - size))
+
+
+def _beyond(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Whether x is beyond 2^28, and x or there 1."""
+    far = x > 2.0**28
+    return far, torch.where(far, torch.ones_like(x), x)
+
+
 def _parts(x: Tensor) -> tuple[Tensor, Tensor]:
     """Whether x is beyond 1/2; and asin(x), or there asin(sqrt((1 - |x|) / 2))."""
     size = torch.abs(x)
@@ -92,6 +120,9 @@ ANGLE_DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = {
     aten.acos.default: acos,
     aten.atan.default: atan,
     aten.atan2.default: atan2,
+    aten.asinh.default: asinh,
+    aten.acosh.default: acosh,
+    aten.atanh.default: atanh,
 }
 
 

@@ -6,13 +6,26 @@ an operator, add its name here and a model that uses it to the conformance tests
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
+Counts = Callable[[str, Sequence[Any]], bool]  # of an operator and its arguments: whether a call is meant
+
+
+def every_call(_operator: str, _args: Sequence[Any]) -> bool:
+    """Whatever it computes."""
+    return True
+
 
 class UnsupportedOperator(Exception):
-    """An operator in a form that no decomposition covers; `operator` and `reason` go into the error message."""
+    """An operator in a form that no decomposition covers; `operator` and `reason` go into the error message.
 
-    def __init__(self, operator: str, reason: str) -> None:
+    `counts`: which of its calls have this form.
+    """
+
+    def __init__(self, operator: str, reason: str, counts: Counts = every_call) -> None:
         super().__init__(f"{operator}: {reason}")
-        self.operator, self.reason = operator, reason
+        self.operator, self.reason, self.counts = operator, reason, counts
 
 
 def _names(text: str) -> frozenset[str]:

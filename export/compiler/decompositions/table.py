@@ -39,10 +39,11 @@ from export.compiler.decompositions.norms import (
     vector_norm,
 )
 from export.compiler.decompositions.picks import PICK_DECOMPOSITIONS as PICKS
+from export.compiler.decompositions.picks import bucketize
 from export.compiler.decompositions.pools import POOL_DECOMPOSITIONS as POOLS
 from export.compiler.decompositions.special_functions import ANGLE_DECOMPOSITIONS as ANGLES
 from export.compiler.decompositions.special_functions import GAMMA_DECOMPOSITIONS as GAMMAS
-from export.compiler.decompositions.supported_ops import TORCH_ALONE
+from export.compiler.decompositions.supported_ops import TORCH_ALONE, UnsupportedOperator
 
 aten = torch.ops.aten
 Decomposition = Callable[..., Any]
@@ -104,6 +105,11 @@ def _below(x: Tensor) -> Tensor:
 def expm1(x: Tensor) -> Tensor:
     """exp(x) - 1, as no runtime has expm1; near zero the absolute error is the rounding of 1."""
     return torch.exp(x) - 1
+
+
+def exp2(x: Tensor) -> Tensor:
+    """Two to the power of x."""
+    return torch.exp(x * log(2))
 
 
 def add(x: Tensor, other: Tensor, *, alpha: float = 1) -> Tensor:
@@ -204,7 +210,12 @@ def copysign(x: Tensor, sign: Tensor | float) -> Tensor:
     """The size of x with another sign; that of -0.0 is negative, too."""
     if not isinstance(sign, Tensor):
         return torch.abs(x) * copied_sign(1, sign)
-    return torch.abs(x) * (1 - 2 * ((sign < 0) | (torch.reciprocal(sign) < 0)).to(x.dtype))
+    return torch.abs(x) * (1 - 2 * signbit(sign).to(x.dtype))
+
+
+def signbit(x: Tensor) -> Tensor:
+    """Whether a number is negative; -0.0 is."""
+    return (x < 0) | (torch.reciprocal(x) < 0) if x.dtype.is_floating_point else x < 0
 
 
 def xor(x: Tensor, y: Tensor) -> Tensor:
@@ -228,12 +239,33 @@ def isnan(x: Tensor) -> Tensor:
     return torch.ne(x, x)
 
 
+def isinf(x: Tensor) -> Tensor:
+    """Plus or minus infinity, which no whole number is."""
+    return torch.abs(x) == inf if x.dtype.is_floating_point else torch.zeros_like(x, dtype=torch.bool)
+
+
 def addcmul(x: Tensor, first: Tensor, second: Tensor, *, value: float = 1) -> Tensor:
     """The sum x + value * first * second, without a product with 1 or -1."""
     product = first * second
     if value in (1, -1):
         return x + product if value == 1 else x - product
     return x + product * value
+
+
+def searchsorted(
+    bounds: Tensor,
+    x: Tensor,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: Tensor | None = None,
+) -> Tensor:
+    """`bucketize` of x [..., m] by `bounds` [n] or [..., n]. Raises UnsupportedOperator for a `sorter`."""
+    if sorter is not None:
+        raise UnsupportedOperator("searchsorted", "a sorter is not covered; give the bounds in their order")
+    rows = bounds if bounds.dim() == 1 else bounds.unsqueeze(-2)
+    return bucketize(x, rows, out_int32=out_int32, right=right or side == "right")
 
 
 def nothing(*_: object, **__: object) -> None:
@@ -283,6 +315,7 @@ OWN_DECOMPOSITIONS: Mapping[Any, Decomposition] = {
     aten.var.correction: var,
     aten.var_mean.correction: var_mean,
     aten.linalg_vector_norm.default: vector_norm,
+    aten.searchsorted.Tensor: searchsorted,
     aten.trunc.default: trunc,
     aten.fmod.Tensor: fmod,
     aten.fmod.Scalar: fmod,
@@ -291,11 +324,13 @@ OWN_DECOMPOSITIONS: Mapping[Any, Decomposition] = {
     aten._assert_tensor_metadata.default: nothing,
     aten._trilinear.default: trilinear,
     aten.expm1.default: expm1,
+    aten.exp2.default: exp2,
     aten.empty.memory_format: zeros,
     aten.empty_permuted.default: zeros,
     aten.empty_strided.default: zeros,
     aten.new_empty_strided.default: new_zeros,
     aten.isnan.default: isnan,
+    aten.isinf.default: isinf,
     aten.log10.default: log10,
     aten.log2.default: log2,
     aten.tan.default: tan,
@@ -307,6 +342,7 @@ OWN_DECOMPOSITIONS: Mapping[Any, Decomposition] = {
     aten.fmin.default: fmin,
     aten.copysign.Tensor: copysign,
     aten.copysign.Scalar: copysign,
+    aten.signbit.default: signbit,
     aten.bitwise_xor.Tensor: xor,
     aten.logical_xor.default: logical_xor,
     aten.any.default: any_of,

@@ -77,6 +77,10 @@ RULES: dict[str, Callable[[Tensor], Tensor]] = {
     "the farthest axis of several": lambda x: torch.cdist(
         x - x.detach().frac(), torch.ones(5, 7, dtype=x.dtype), p=torch.inf
     ),
+    "values along an axis by number": lambda x: (
+        torch.take_along_dim(x, x.argsort(-1), 3) * x.take_along_dim(torch.tensor([6, 0]).reshape(1, 1, 2, 1), -2).sum()
+    ),
+    "values of all by number": lambda x: torch.take_along_dim(x, torch.tensor([[9, 0], [0, 200]])),
     "without antialias": lambda x: F.interpolate(x, scale_factor=(2, 1), mode="bilinear"),
 }
 
@@ -121,6 +125,22 @@ class Bags(nn.Module):
 
 def test_a_step_of_bags_and_of_smaller_pictures_is_torchs() -> None:
     source = make_source(Bags(), input=(5,), loss="squared-error", dtype="float64")
+    graph = trace_function(ForwardPasses(source), "step", batch=4, dynamic=True)
+    given = example_inputs(source, "step", 3)
+    found = [value.detach().numpy() for value in graph(*given)]
+    assert max(output_differences(found, torch_outputs(source, "step", given))) < 1e-12
+
+
+class Ordered(nn.Linear):
+    """Values in an order of their own, and in one for all samples, by numpy's way to pick along an axis; signs."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = super().forward(x)
+        return torch.take_along_dim(h, h.argsort(1), 1) + h.take_along_dim(torch.tensor([[2, 0, 0]]), -1) * h.sgn()
+
+
+def test_values_picked_along_an_axis_and_signs_keep_any_batch_size() -> None:
+    source = make_source(Ordered(5, 3), input=(5,), loss="squared-error", dtype="float64")
     graph = trace_function(ForwardPasses(source), "step", batch=4, dynamic=True)
     given = example_inputs(source, "step", 3)
     found = [value.detach().numpy() for value in graph(*given)]

@@ -78,6 +78,24 @@ def test_samples_picked_by_a_mask_are_refused_by_their_line_and_with_what_to_do(
     assert "multiply by the mask" in text
 
 
+class Nearest(nn.Linear):
+    """Keeps the nearest of several points, as a search for the farthest point does; other lines pick by number."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        far, rows = torch.full_like(x, 1e3), torch.arange(x.shape[0])
+        for number in range(2):
+            apart = (x - x[rows, number].unsqueeze(1)).abs()
+            closer = apart < far
+            far[closer] = apart[closer]
+        return super().forward(far[rows])
+
+
+def test_a_refusal_of_masks_names_the_line_with_the_mask_alone() -> None:
+    text = refusal(Nearest(4, 3), input=(4,))
+    assert "a boolean mask picks another number of values each time" in text
+    assert text.count("test_tracing.py:") == 1
+
+
 class Experts(nn.Module):
     """Gives each expert the samples that chose it, as Mixtral does."""
 

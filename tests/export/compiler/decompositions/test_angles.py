@@ -1,4 +1,4 @@
-"""Inverse trigonometric functions are torch's to a rounding, at the ends and the seams of their formulas too."""
+"""Inverse trigonometric and hyperbolic functions are torch's to a rounding, at the ends and the seams too."""
 
 from __future__ import annotations
 
@@ -40,3 +40,22 @@ def test_numbers_that_are_no_sine_have_no_angle() -> None:
     outside = torch.tensor([-1.5, 1.5])
     assert torch.isnan(special_functions.asin(outside)).all()
     assert torch.isnan(special_functions.acos(outside)).all()
+
+
+SIZES = 10.0 ** torch.linspace(-300, 300, 601, dtype=torch.float64)
+RATIOS = torch.cat([torch.linspace(-1, 1, 2001, dtype=torch.float64), torch.tensor([1e-300, -1e-9])])
+
+
+@pytest.mark.parametrize(
+    ("name", "x"), [("asinh", torch.cat([SIZES, -SIZES, SLOPES])), ("acosh", 1 + SIZES), ("atanh", RATIOS)]
+)
+def test_an_inverse_hyperbolic_function_is_torchs_for_tiny_and_for_huge_numbers(name: str, x: Tensor) -> None:
+    torch.testing.assert_close(getattr(special_functions, name)(x), getattr(torch, name)(x), rtol=1e-15, atol=0)
+
+
+def test_inverse_hyperbolic_functions_are_torchs_where_there_is_no_such_number_or_an_infinite_one() -> None:
+    x = torch.tensor([-math.inf, -1e9, -2.0, -1.0, -0.0, 0.5, 2.0, math.inf])
+    for name in ("asinh", "acosh", "atanh"):
+        torch.testing.assert_close(getattr(special_functions, name)(x), getattr(torch, name)(x), equal_nan=True)
+    whole = torch.tensor([-3, 0, 5])
+    torch.testing.assert_close(special_functions.asinh(whole), torch.asinh(whole))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 - torch's custom
 
 from export.compiler.decompositions.complex_pairs import ComplexPair
 from export.compiler.forward_overrides import ForwardOverrides
@@ -36,6 +37,15 @@ RULES: dict[str, Callable[[Tensor], Tensor]] = {
     "to its own dtype": lambda z: z.to(z.dtype) + z.to(dtype=z.dtype) * z.type(z.dtype),
     "exponential": lambda z: torch.exp(z) * 1j,
     "adjoint": lambda z: z.mH * abs(z).mT,
+    "turned": lambda z: z @ TURNS.T + TURNS @ z.H.conj() + z.T[0, 0],
+    "powers": lambda z: z**3 + z**-2 + torch.pow(z, 0) + z.pow(0.5) + TURNS**2 - torch.log(z) * len(z),
+    "a power for each": lambda z: (
+        (z * (z.real > 0)).unsqueeze(-1) ** torch.arange(1, 4) + z.unsqueeze(-1) ** TURNS[0, :3]
+    ),
+    "compared": lambda z: torch.where(z * (z.real > 0) == 0, TURNS, z) * (z != TURNS) + z.masked_fill(z.real < 1, 1j),
+    "cut": lambda z: torch.cat(z.chunk(2, 1)[::-1], 1) * sum(z.unbind()) + sum(torch.split(z, 1, -1)),
+    "padded": lambda z: F.pad(z, (1, 2)) + F.pad(z, (3, 0), value=2.5),
+    "picked": lambda z: z.index_select(1, torch.tensor([2, 0])).resolve_conj() + z.triu().diff(dim=1)[:, 1:3],
     "parts of several shapes": lambda z: (
         torch.complex(z.real[:, :1], z.imag[0]).sum(1, keepdim=True) + torch.complex(z.real, z.imag[:1])
     ),
@@ -58,9 +68,11 @@ class ByAngles(nn.Module):
         super().__init__()
         self.body, self.weight, self.head = nn.Linear(6, 6), nn.Parameter(torch.randn(4, 6, 2)), nn.Linear(8, 3)
         self.turns = torch.polar(torch.ones(6), torch.arange(6.0)).to(torch.complex128)
+        self.table = torch.polar(torch.ones(6, 6), torch.arange(36.0).reshape(6, 6)).to(torch.complex128)
 
     def forward(self, x: Tensor) -> Tensor:
-        z = torch.exp(1j * self.body(x)) * self.turns
+        z = torch.exp(1j * self.body(x)) * torch.cat(self.turns.chunk(2)[::-1])
+        z = z @ (self.turns.unsqueeze(1) * self.turns.conj()).triu().T + z @ self.table.T
         mixed = torch.einsum("bi,oi->bo", z, torch.view_as_complex(self.weight))
         return self.head(torch.view_as_real(mixed).flatten(1))  # type: ignore[no-any-return]
 
@@ -128,6 +140,22 @@ class ByRotations(nn.Module):
         return self.head(torch.view_as_real(rotated).flatten(2)).mean(1)  # type: ignore[no-any-return]
 
 
+class Recurrent(nn.Module):
+    """A linear recurrent unit: powers of its poles, and the states that they give."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.size, self.turn = nn.Parameter(torch.rand(4)), nn.Parameter(torch.rand(4))
+        self.into, self.head = nn.Parameter(torch.randn(4, 2, 2)), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        poles = torch.polar(torch.sigmoid(self.size), self.turn)
+        weight = torch.view_as_complex(self.into) * (1 - poles.abs() ** 2).sqrt().unsqueeze(-1)
+        powers = poles.unsqueeze(-1) ** torch.arange(8).flip(0)
+        states = torch.einsum("bcl,nl->bnc", x.to(powers.dtype), powers) * weight
+        return self.head(states.sum(-1).real + (poles**2).imag)  # type: ignore[no-any-return]
+
+
 class Phases(nn.Module):
     """The angles of a spectrum, whose first and last values have no imaginary part."""
 
@@ -155,6 +183,7 @@ def test_the_angles_of_a_spectrum_and_of_silence_and_their_gradients_are_torchs(
         (FourierLayer(torch.cdouble), (2, 8)),
         (FourierLayer(torch.cfloat), (2, 8)),
         (StateSpace(), (2, 8)),
+        (Recurrent(), (2, 8)),
         (Shifted(), (6,)),
         (ByRotations(buffer=True), (4, 6)),
         (ByRotations(buffer=False), (4, 6)),
@@ -164,6 +193,7 @@ def test_the_angles_of_a_spectrum_and_of_silence_and_their_gradients_are_torchs(
         "modes",
         "modes in torch's usual width",
         "poles",
+        "powers of poles",
         "beside real ones",
         "buffer",
         "frozen parameter",

@@ -73,6 +73,15 @@ NETWORKS: dict[str, Callable[[Tensor], Tensor]] = {
     "ranks among bounds": lambda x: (
         x * (torch.bucketize(x.round(), BOUNDS) + torch.bucketize(x.round(), BOUNDS, right=True, out_int32=True))
     ),
+    "ranks among the bounds of each row": lambda x: (
+        x * torch.searchsorted(x.sort(-1).values, x) + torch.searchsorted(BOUNDS, x.round(), side="right")
+    ),
+    "powers of two, signs and what is infinite": lambda x: (
+        torch.exp2(x)
+        + x * torch.signbit(x * 0)
+        + x * torch.isinf(1 / (x > 0).double())
+        + x * torch.signbit(TWICE - 4)[..., :1]
+    ),
     "functions of exponents": lambda x: (
         torch.log10(x.abs() + 1) + torch.log2(x * x + 1) + x.sinh() * x.cosh() + x.tan()
     ),
