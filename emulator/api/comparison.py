@@ -15,7 +15,7 @@ from edge_client.errors import UsageError
 from emulator.api.checks import COLUMNS, check_method
 from emulator.api.history import Table, frame
 from emulator.api.result import Result
-from emulator.api.runs import SharedOptions, check_one_of_several, run_one_of_several
+from emulator.api.runs import SharedOptions, check_several, run_one_of_several
 from emulator.data.fleet import Fleet
 from emulator.experiments.table import mean_and_deviation, paired_difference
 from emulator.options import OPTIONS
@@ -204,8 +204,7 @@ def compare(
         told = f"methods {', '.join(name for name, _ in named) or '(none)'}"
         raise UsageError(told, hint="give methods with different settings, or a dict that names each")
     chosen = _chosen(seeds)
-    for _, method in named:
-        check_one_of_several(cast("Strategy", method), seed=chosen[0], **options)
+    check_several([cast("Strategy", method) for _, method in named], fleet=fleet, seed=chosen[0], **options)
     found: dict[str, dict[int, Result]] = {name: {} for name, _ in named}
     # mypy takes a list of several kinds of methods for one of what they extend
     plan = [(seed, name, cast("Strategy", method)) for seed in chosen for name, method in named]

@@ -20,13 +20,13 @@ from emulator.data.fleet import Fleet
 from emulator.data.fleet_split import FleetData
 from emulator.options import SimulateArgs
 from emulator.parallel.process_pool import start_forkserver
-from emulator.run.execute import live_result, open_run, run_rounds
+from emulator.run.execute import begin_run, live_result, open_run, run_rounds, with_emulated_key
 from emulator.run.folder import NothingToResume, Say, open_run_folder
-from emulator.run.load import check_samples, load_fleet, open_devices
+from emulator.run.load import check_samples, load_fleet, make_fleet, open_devices
 from emulator.run.resolve import ResolvedRun
 from emulator.run.run_parts import USUAL_LOSS, Marks, RunParts, run_parts
 from emulator.simulation.checkpoint import Checkpoints
-from emulator.simulation.emulated_devices import EmulatedDevices
+from emulator.simulation.emulated_devices import EmulatedDevices, fleet_of
 
 if TYPE_CHECKING:
     from coordinator.models.registry import Model
@@ -123,6 +123,20 @@ def play(  # noqa: PLR0913 - the parts of a run
             busy(WRITING)
             found.write(folder)
     return found
+
+
+def check_begins(run: ResolvedRun, *, fleet: Fleet, model: Model | str | None = None) -> None:
+    """Raise what `play` raises before the first round: for a model or samples that do not suit the method."""
+    from coordinator.models.registry import build_model
+    from emulator.api.models import first_model
+    from emulator.engines.cpu.cpu_engine import cpu_recipe
+
+    args, split = make_fleet(_with_model(run, model).args, fleet)
+    made = build_model(args.model, seed=args.seed) if model is None or isinstance(model, str) else model
+    program = cpu_recipe(made).program
+    check_samples(program, split)
+    strategy = with_emulated_key(run.strategy, program.schema, args.seed)
+    begin_run(strategy, first_model(made), program, fleet_of(split.devices), run.settings)
 
 
 @contextmanager

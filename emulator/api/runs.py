@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ from coordinator.strategies.base import Strategy
 from coordinator.strategies.registry import method_path, method_settings, summed_members
 from edge_client.errors import UsageError
 from emulator.api.checks import check_callback, check_fleet, check_method, check_own, in_words_of_python, shall_stop
-from emulator.api.play import play
+from emulator.api.play import check_begins, play
 from emulator.api.progress import RunProgress, in_bar_place
 from emulator.api.result import Result
 from emulator.data.fleet import Fleet
@@ -122,12 +122,23 @@ def simulate(  # noqa: PLR0913 - the parts of a run
         return to_the_end(_rounds(method, fleet, model, rounds, seed, loss, metrics, bar, given), bar, on_round)
 
 
-def check_one_of_several(method: Strategy, *, seed: int, **options: Unpack[SharedOptions]) -> None:
-    """Raise UsageError, ConfigError for options that this method refuses, before a run of any of the others begins."""
-    given: dict[str, Any] = {"rounds": 10, **options}
-    rounds, others = given.pop("rounds"), ("progress", "model", "loss", "metrics", "out", "resume")
+def check_several(methods: Iterable[Strategy], *, fleet: Fleet, seed: int, **options: Unpack[SharedOptions]) -> None:
+    """Raise UsageError, ConfigError for what one of the methods refuses, before a run of any of the others begins."""
+    given: dict[str, Any] = {"rounds": 10, "out": None, **options}
+    rounds, model, loss, metrics = (given.pop(name, None) for name in ("rounds", "model", "loss", "metrics"))
+    check_fleet(fleet)
+    check_own(loss=loss, metrics=metrics, out=given["out"])
+    prepared: dict[int, Model | str | None] = {}  # by how many models a method trains as a sum
     with in_words_of_python():
-        _resolved(method, rounds, seed, None, {key: value for key, value in given.items() if key not in others})
+        runs = [
+            _resolved(method, rounds, seed, metrics, {k: v for k, v in given.items() if k != "progress"})
+            for method in methods
+        ]
+        for run in runs:
+            members = summed_members(run.args.method)
+            if members not in prepared:
+                prepared[members] = _prepared(fleet, model, loss, seed, members)
+            outside_inference_mode(check_begins)(run, fleet=fleet, model=prepared[members])
 
 
 def run_one_of_several(
@@ -249,12 +260,22 @@ def _rounds(  # noqa: PLR0913, PLR0917 - the parts of a run
         told = f"name is {given['name']!r}, and there is no folder that has it"
         raise UsageError(told, hint='give the folder in which it is made: out="runs"')
     run = _resolved(method, rounds, seed, metrics, given)
-    prepared: Model | str | None = model if isinstance(model, str) else None
-    wanted = (fleet.model or None) if model is None else model
-    if loss is not None or not isinstance(wanted, str):
-        from emulator.api.models import own_model
-
-        make = outside_inference_mode(own_model)
-        prepared = make(wanted, fleet.cut(seed), loss=loss, seed=seed, members=summed_members(run.args.method))
+    prepared = _prepared(fleet, model, loss, seed, summed_members(run.args.method))
     whole: dict[str, Any] = {"resume": given["resume"], "keep": given["out"] is not None}
     return outside_inference_mode(play)(run, fleet=fleet, model=prepared, say=bar.say, busy=bar.busy, **whole)
+
+
+def _prepared(
+    fleet: Fleet,
+    model: nn.Module | Callable[[], nn.Module] | str | None,
+    loss: LossFunction | None,
+    seed: int,
+    members: int,
+) -> Model | str | None:
+    """The user's model, or ours with the user's loss; else the name that was given, None where the fleet has one."""
+    wanted = (fleet.model or None) if model is None else model
+    if loss is None and isinstance(wanted, str):
+        return model if isinstance(model, str) else None
+    from emulator.api.models import own_model
+
+    return outside_inference_mode(own_model)(wanted, fleet.cut(seed), loss=loss, seed=seed, members=members)

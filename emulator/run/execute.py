@@ -26,6 +26,7 @@ from coordinator.strategies.base import Fleet, State, Strategy, drive
 from coordinator.strategies.common.assignment import told_assignment
 from coordinator.strategies.numbered_fleet import sorted_names
 from coordinator.strategies.registry import method_name
+from edge_client.protocol.program import Program
 from edge_client.protocol.task import ClientId, Flat, Schema
 from emulator.reports.pictures.recorder import DEFAULT_REPRESENTATION, RunRecorder
 from emulator.reports.pictures.records import PictureData
@@ -92,7 +93,6 @@ def open_run(
     """A run before its first round, or after the round of the latest checkpoint."""
     schema, fleet = devices.program.schema, devices.fleet
     strategy = with_emulated_key(strategy, schema, settings.seed)
-    check_sealed(strategy, schema, fleet)
     kind = getattr(strategy, "representation", DEFAULT_REPRESENTATION)
     network = _make_network(devices, fleet, settings)
     live = LiveRun(
@@ -107,12 +107,18 @@ def open_run(
     if before := checkpoints.latest() if checkpoints else None:
         live.restore(*before, rounds=settings.rounds)
     else:
-        asking, _ = with_over_selection(strategy, settings.over_select, len(fleet))
-        if few := too_few_asked(asking, len(fleet), tested=settings.evaluation.smallest_share(settings.rounds)):
-            raise few
-        check_label_totals(strategy, devices.program)
-        live.state = first_state(strategy, start, schema, fleet, settings.seed)
+        live.state = begin_run(strategy, start, devices.program, fleet, settings)
     return live
+
+
+def begin_run(strategy: Strategy, start: Flat, program: Program, fleet: Fleet, settings: RunSettings) -> State:
+    """The state before the first round. Raises ConfigError for a model or a fleet that does not suit the method."""
+    check_sealed(strategy, program.schema, fleet)
+    asking, _ = with_over_selection(strategy, settings.over_select, len(fleet))
+    if few := too_few_asked(asking, len(fleet), tested=settings.evaluation.smallest_share(settings.rounds)):
+        raise few
+    check_label_totals(strategy, program)
+    return first_state(strategy, start, program.schema, fleet, settings.seed)
 
 
 def with_emulated_key(strategy: Strategy, schema: Schema, seed: int) -> Strategy:

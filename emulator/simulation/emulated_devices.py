@@ -76,9 +76,7 @@ class EmulatedDevices:
 
     @property
     def fleet(self) -> Fleet:
-        if isinstance(self.local, DrawnDevices):
-            return self.local.fleet
-        return {c: len(self.local[c].train) for c in sorted(self.local)}
+        return fleet_of(self.local)
 
     def open_round(self) -> None:
         """Discard the posteriors that the probes of the last round left for its fits.
@@ -203,6 +201,11 @@ class EmulatedDevices:
 
     def _own(self, who: ClientId, slot: str) -> Flat | None:
         return self.own.get((who, slot))
+
+
+def fleet_of(local: Mapping[ClientId, DeviceData]) -> Fleet:
+    """The devices with their numbers of training samples."""
+    return local.fleet if isinstance(local, DrawnDevices) else {c: len(local[c].train) for c in sorted(local)}
 
 
 def own_slots(task: Task) -> set[str]:

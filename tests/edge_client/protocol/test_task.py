@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_client.protocol.task import Fit, Optimiser, OwnModel, Probe, Reply, Schema, TensorSpec
+from edge_client.protocol.task import Fit, Flat, Optimiser, OwnModel, Probe, Reply, Schema, TensorSpec
 
 FIT: dict[str, Any] = {"start": np.zeros(4), "steps": 1, "lr": 0.1, "batch": 1, "seed": 0}
 PROBE: dict[str, Any] = {"models": [np.zeros(4)], "want": frozenset({"loss"}), "batch": 1, "seed": 0}
@@ -189,7 +189,7 @@ def test_tasks_and_replies_are_equal_where_all_their_bits_are(value: float) -> N
     """`==` ended in numpy's words: the truth value of an array is ambiguous."""
 
     def made(value: float, kind: type = np.float32) -> list[Any]:
-        model = np.array([value, 1], dtype=kind)
+        model: Flat = np.array([value, 1], dtype=kind)
         own = OwnModel(slot="mine", init=model)
         fit: dict[str, Any] = {"steps": 1, "lr": 0.1, "batch": 4, "seed": 0}
         probe = Probe(models=[model, own], want=frozenset({"loss"}), prior=[0.5, 0.5], batch=4, seed=0)

@@ -12,7 +12,7 @@ from torch import nn
 
 import fedcenters as fc
 from coordinator.strategies.base import Strategy
-from edge_client.errors import UsageError
+from edge_client.errors import FedcentersError, UsageError
 from edge_client.protocol.task import Array
 from emulator.api.checks import COLUMNS, COMPARED
 from emulator.api.comparison import left_in_words
@@ -170,6 +170,28 @@ def test_options_that_a_later_method_refuses_are_told_before_the_first_run(capsy
     with pytest.raises(UsageError, match="secure with codec f16"):
         fc.compare([fc.FedAvg(), fc.FedAvg(server=fc.ServerOptions(secure="updates"))], fleet=fleet, codec="f16")
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("later", "told"),
+    [
+        (fc.FedAvg(server=fc.ServerOptions(secure="updates")), "batch norm"),
+        (fc.FedRC(2, label_prior="device", local_steps=1), "label-prior device corrects the cross-entropy"),
+        (fc.FeSEM(2, representation="*.head"), "head"),
+    ],
+)
+def test_what_does_not_suit_a_later_method_is_told_before_the_first_run(
+    later: Any,  # noqa: ANN401 - methods of several classes
+    told: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It was told when the turn of that method came."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.BatchNorm1d(10))
+    asked: dict[str, Any] = {"fleet": fc.fleets.digits(devices=6), "model": model, "seeds": 1, "rounds": 1}
+    loss = nn.CrossEntropyLoss() if told.startswith("label") else None
+    with pytest.raises(FedcentersError, match=told):
+        fc.compare([fc.FedAvg(local_steps=1), later], loss=loss, **asked)
+    assert "FedAvg(local_steps=1), seed 0" not in capsys.readouterr().err
 
 
 def test_a_seed_that_is_given_twice_is_refused() -> None:
