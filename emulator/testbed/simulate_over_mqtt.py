@@ -25,7 +25,7 @@ from coordinator.storage.run_reader import STORE_FOLDER, open_database
 from coordinator.storage.store import Store
 from coordinator.strategies.base import Strategy
 from coordinator.strategies.common.setting_checks import spare_centers
-from coordinator.strategies.registry import kept_settings, make_method, method_name, method_settings
+from coordinator.strategies.registry import Setting, kept_settings, make_method, method_name, method_settings
 from edge_client.engines.base import ENGINES
 from edge_client.errors import UsageError
 from edge_client.printable import counted
@@ -102,7 +102,7 @@ def run_over_mqtt(  # noqa: PLR0913 - the parts of a run
     `model` is one that has no name: its program is compiled here, and the coordinator finds it in its folder. `broker`
     is one of the caller's, in place of the one that `args` names.
     """
-    settings = kept_settings(args.method, method_settings(strategy))
+    settings = _settings_of_file(args.method, strategy)
     run = {"method": args.method, "name": run_name(strategy), "num-rounds": args.rounds, **settings}
     if len(split.devices) > MAX_DEVICES:
         raise UsageError(
@@ -126,6 +126,17 @@ def run_over_mqtt(  # noqa: PLR0913 - the parts of a run
         finish(testbed.folder, [r | {"answered": _answered(testbed.folder, r["round"])} for r in records])
 
     run_testbed(args.folder, broker or args.broker, progress, play, federation=federation_name)
+
+
+def _settings_of_file(method: str, strategy: Strategy) -> Mapping[str, Setting]:
+    """The settings that the coordinator's file has. Raises UsageError where it would make another method of them."""
+    given = method_settings(strategy)
+    kept = kept_settings(method, given)
+    made = method_settings(make_method(method, **kept))
+    if lost := [key for key, value in given.items() if value is None and made[key] is not None]:
+        told = f"{lost[0]} of {method} is None, which the coordinator's file cannot say: it would be {made[lost[0]]!r}"
+        raise UsageError(told, hint="give a value that stands for it, or make None the default")
+    return kept
 
 
 def put_own_program(

@@ -9,15 +9,16 @@ import argparse
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
 from coordinator.local_broker import start_broker
-from tests.support.drawn_cases import draw
+from tests.support.drawn_cases import DrawnCase, draw
 from tests.support.real_cases import draw_real
 from tests.support.real_promises import judge_real
-from tests.support.run_promises import GOOD, judge, one_that_runs, smallest, verdict_of
+from tests.support.run_promises import GOOD, Judge, judge, one_that_runs, smallest, verdict_of
 
 
 def main() -> int:
@@ -31,7 +32,8 @@ def main() -> int:
     asked = parser.parse_args()
     verdicts: Counter[str] = Counter()
     with ExitStack() as stack:
-        drawn, judged = draw, judge
+        drawn: Callable[[int, int], DrawnCase] = draw
+        judged: Judge = judge
         if asked.real:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             url = stack.enter_context(start_broker(folder, "mosquitto")).url

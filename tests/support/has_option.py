@@ -13,3 +13,10 @@ class HasOption(FedAvg):
     """FedAvg with a setting that does nothing."""
 
     option: Any = None
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class HasDefault(FedAvg):
+    """The same with a default that None replaces."""
+
+    option: int | None = 5

@@ -35,7 +35,17 @@ OF_SIMULATION = (
     *("codec", "evaluate_every", "fraction_evaluate", "concurrency", "buffer", "max_staleness", "seed", "engine"),
 )
 UNEQUAL = {"concurrency", "over_select", "privacy-noise"}
-TOLD = ("of", "assignment", "per_device", "per_center", "accuracy", "f1_of_devices", "f1_pooled", "loss", "centers")
+TOLD: tuple[str, ...] = (
+    "of",
+    "assignment",
+    "per_device",
+    "per_center",
+    "accuracy",
+    "f1_of_devices",
+    "f1_pooled",
+    "loss",
+    "centers",
+)
 LOSSY = 1e-5  # a device's float32 update differs in its last bit, and so its word by one level
 
 

@@ -18,7 +18,7 @@ from coordinator.strategies.baselines.fedavg import FedAvg
 from edge_client.errors import ConfigError, NetworkError, UsageError
 from emulator.api import over_mqtt
 from emulator.console import ConsoleProgress
-from tests.support.has_option import HasOption
+from tests.support.has_option import HasDefault, HasOption
 
 ROOT = Path(__file__).parents[3]
 MINE = """
@@ -178,12 +178,21 @@ def test_a_wrong_part_is_told_before_anything_starts(given: dict[str, Any], said
         fc.federation("embedded", **given)
 
 
-def test_a_setting_that_no_file_can_hold_is_told_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It ended in a TypeError of TOML that named no setting."""
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        (HasOption(option={1, 2}), r"^option of .*HasOption is .*, which the file of a run cannot hold"),
+        (HasDefault(option=None), r"^option of .*HasDefault is None, which .* cannot say: it would be 5"),
+    ],
+)
+def test_a_setting_that_no_file_can_hold_is_told_before_anything_starts(
+    method: FedAvg, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first ended in a TypeError of TOML that named no setting, and the second was its default."""
     home = fc.federation("mqtt://127.0.0.1:1")
     monkeypatch.setattr(home, "url", "mqtt://127.0.0.1:1")  # as in the `with` block, which needs a broker
-    with pytest.raises(UsageError, match=r"^option of .*HasOption is .*, which the file of a run cannot hold"):
-        home.run(HasOption(option={1, 2}))
+    with pytest.raises(UsageError, match=said):
+        home.run(method)
 
 
 def test_a_broker_that_does_not_answer_is_told_in_words_of_python() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -46,8 +47,8 @@ class RunWithTests(UpdatesRun):
         return Snapshot(replace(self.live.updates.journalled.training, versions=(self.version,)))
 
     def begin_in(self, number: int, tests: IntervalTests, before: Snapshot | None = None) -> None:
-        about = {"schema": self.rules.schema, "fleet": self.rules.fleet, "scoring": CLASSES, "batch": 8}
-        place = RoundPlace(run="run1", number=number, of=OF, **about)
+        parts: dict[str, Any] = {"schema": self.rules.schema, "fleet": self.rules.fleet, "scoring": CLASSES}
+        place = RoundPlace(run="run1", number=number, of=OF, batch=8, **parts)
         tests.begin(
             place, make_method("fedavg"), self.before if before is None else before, self.live, self.coordinator.context
         )
