@@ -28,15 +28,16 @@ def plugged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageReader]:
 
 def test_no_example_of_a_plug_in_has_thirty_lines() -> None:
     examples = [block for block in blocks(DOCS / "plug-ins.md") if block.kind == "python"]
-    assert len(examples) == 9
+    assert len(examples) == 10
     assert all(len(block.text.splitlines()) < LINES for block in examples)
 
 
 def test_the_readers_own_objects_train(plugged: PageReader) -> None:
-    method, scratch, centers, own, model, data_set, partition = (
+    method, falling, scratch, centers, own, model, data_set, partition = (
         text for c, text in plugged.printed.items() if " simulate " in c
     )
     assert "slow:Slow, 2 rounds" in method
+    assert "falling:Falling, 2 rounds" in falling
     assert "cosine:Cosine, 2 rounds" in scratch
     assert "without devices" not in scratch
     assert "soft:Soft, 2 rounds" in centers
