@@ -40,7 +40,10 @@ SLOW_TIMEOUT_S = 3_000  # ResNet-18 for three engines, on a busy machine
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """What is there after the collection stays: the garbage collector does not look at millions of objects in it."""
+    """What is there after the collection stays: the garbage collector does not look at millions of objects in it.
+
+    It still finds what a test leaves behind, but seldom looks through everything: imports and recorded steps grow.
+    """
     gc.disable()
     try:
         return (yield)
@@ -48,6 +51,7 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
         gc.collect()
         gc.freeze()
+        gc.set_threshold(*gc.get_threshold()[:2], 1_000)
 
 
 def pytest_collection_finish() -> None:

@@ -39,22 +39,27 @@ def compiled_model(
 
     if not model.built_in or model.own_loss is not None:
         return compiled()
-    return _unpacked(cached_file(_key(model, batch, engines), lambda: _packed(compiled())))
+    return unpacked(cached_file(program_key(model, batch, engines), lambda: packed(compiled())))
 
 
-def _key(model: Model, batch: int, engines: Sequence[str]) -> str:
+def program_key(
+    model: Model, batch: int, engines: Sequence[str], *, dtype: str = "float32", folders: Sequence[str] = FOLDERS
+) -> str:
+    """Under which the program is cached. `folders` have all of our source that it depends on."""
     tensors = tensors_of(model.module)
+    parts = [part.to_json() for part in model.parts]
     told = {
-        "program": model.program_facts | {"parts": [part.to_json() for part in model.parts], "batch": batch},
+        "program": model.program_facts | {"parts": parts, "batch": batch, "dtype": dtype},
         "tensors": [list(tensors), constants_hash([*tensors.values()])],
         "versions": {engine: tool_versions(engine) for engine in engines},
         "machine": [platform.machine(), torch.backends.cpu.get_cpu_capability()],
-        "source": source_hash(*FOLDERS),
+        "source": source_hash(*folders),
     }
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
 
-def _packed(made: CompilerOutput) -> bytes:
+def packed(made: CompilerOutput) -> bytes:
+    """A program and its files as one."""
     archive = io.BytesIO()
     with ZipFile(archive, "w") as members:
         members.writestr(MANIFEST, canonical_json(made.program.to_json()))
@@ -63,7 +68,8 @@ def _packed(made: CompilerOutput) -> bytes:
     return archive.getvalue()
 
 
-def _unpacked(data: bytes) -> CompilerOutput:
+def unpacked(data: bytes) -> CompilerOutput:
+    """What `packed` packed; the file is of this user's own."""
     with ZipFile(io.BytesIO(data)) as members:
         files = {name: members.read(name) for name in members.namelist()}
     program = Program.from_json(parse_json(files.pop(MANIFEST), MAX_PROGRAM_BYTES))

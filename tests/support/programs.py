@@ -9,11 +9,10 @@ from __future__ import annotations
 import copy
 import fcntl
 import os
-import pickle
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +21,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from coordinator.models.compiled import FOLDERS, packed, program_key, unpacked
 from coordinator.models.registry import Model, build_model
 from edge_client.engines.base import Engine, open_engine
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array
+from export.compiler.container_cache import cached_file
 from export.compiler.program import CompilerOutput, compile_program
 from export.compiler.program_functions import vocabulary_size
 from export.compiler.signatures.packed_inputs import pack_module
@@ -66,10 +67,9 @@ def compiled(name: str, dtype: str = "float32", engines: tuple[str, ...] = ("onn
         if not there:
             new = _compiled(name, dtype, engines)
             part = Path(f"{path}.part")
-            part.write_bytes(pickle.dumps((new.program.to_json(), dict(new.files))))
+            part.write_bytes(packed(new))
             part.rename(path)
-    program, files = pickle.loads(path.read_bytes())  # noqa: S301 - of this test run
-    return _for_engines(CompilerOutput(program=Program.from_json(program), files=files), engines)
+    return _for_engines(unpacked(path.read_bytes()), engines)
 
 
 def _for_engines(made: CompilerOutput, engines: tuple[str, ...]) -> CompilerOutput:
@@ -82,9 +82,12 @@ def _for_engines(made: CompilerOutput, engines: tuple[str, ...]) -> CompilerOutp
 
 
 def _compiled(name: str, dtype: str, engines: tuple[str, ...]) -> CompilerOutput:
+    """Of an earlier test run, if nothing that it depends on has changed; tests of the compiler turn its cache off."""
     m = model(name)
     facts: dict[str, Any] = {"input": m.input, "parts": m.parts, "classes": m.classes, "loss": m.loss}
-    return compile_program(m.module, name=name, **facts, dtype=dtype, batch=BATCH, engines=engines)
+    key = program_key(m, BATCH, engines, dtype=dtype, folders=(*FOLDERS, "tests/support"))
+    made = partial(compile_program, m.module, name=name, **facts, dtype=dtype, batch=BATCH, engines=engines)
+    return unpacked(cached_file(key, lambda: packed(made())))
 
 
 def opened(made: CompilerOutput, engine: str, folder: Path) -> Engine:

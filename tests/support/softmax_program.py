@@ -67,7 +67,7 @@ class SoftmaxEngine:
         x, prefixes = _centered(feeds), _members(feeds)
         loss, error, _ = _forward(feeds, x, prefixes)
         error *= feeds["q"][:, None]
-        switches = feeds.get("buffers/trained", np.ones(len(prefixes)))
+        switches = feeds["buffers/trained"] if "buffers/trained" in feeds else [1.0] * len(prefixes)
         gradient = {}
         for prefix, on in zip(prefixes, switches, strict=True):
             gradient[f"{prefix}head.weight"] = on * (error.T @ x)
