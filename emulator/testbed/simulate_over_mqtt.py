@@ -25,7 +25,14 @@ from coordinator.storage.run_reader import STORE_FOLDER, open_database
 from coordinator.storage.store import Store
 from coordinator.strategies.base import Strategy
 from coordinator.strategies.common.setting_checks import spare_centers
-from coordinator.strategies.registry import Setting, batch_size, kept_settings, make_method, method_name, method_settings
+from coordinator.strategies.registry import (
+    Setting,
+    batch_size,
+    kept_settings,
+    make_method,
+    method_name,
+    method_settings,
+)
 from edge_client.engines.base import ENGINES
 from edge_client.errors import UsageError
 from edge_client.printable import counted
