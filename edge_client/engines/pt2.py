@@ -37,6 +37,7 @@ _MEMBERS = re.compile(
 # What the texts of a graph may be: torch makes Python of most of them. A size is arithmetic over symbols, as sympy
 # writes it; a call may be any name below `torch` for torch, as `torch.os.system`, and one operator reads files.
 _NAME = re.compile(r"[\w.+\-/: ]*")  # no call can be written so
+_PLACE = re.compile(r'[^"\\\x00-\x1f]*')  # of a tensor or layer in its module, which torch writes between quotes
 _SIZE = re.compile(
     r"(?:'(?:[a-z]+\d+|[\d.e+-]+)'|[a-z]+=(?:True|False|\d+)\b|[A-Z]\w*\b|[a-z]+\d+\b|[\d\s()+*/%,<>=-])*"
 )
@@ -46,6 +47,7 @@ _CALLED = re.compile(
 )
 _TREE = re.compile(r'(?!.*default_factory)(?:[\w\s.,:"\[\]{}]|\\+")*')  # of arguments, itself JSON
 _TEXTS = {"expr_str": _SIZE, "target": _CALLED, "as_operator": _CALLED, "in_spec": _TREE, "out_spec": _TREE}
+_TEXTS |= dict.fromkeys(("fqn", "parameter_name", "buffer_name", "tensor_constant_name"), _PLACE)
 _QUOTED = ("metadata", "as_string", "as_strings")  # which are no code
 _local = threading.local()
 _LOADING = threading.RLock()  # torch.export.load keeps global state while it reads; several devices may share a process
