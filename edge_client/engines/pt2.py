@@ -291,9 +291,15 @@ def _refuse_texts(graph: object, file: str) -> None:
     while left:
         key, value = left.pop()
         if isinstance(value, dict):
-            left += [("", name) for name in value] + [item for item in value.items() if item[0] not in _QUOTED]
+            left += [("", name) for name in value] + [item for item in value.items() if not _is_quoted(*item)]
         elif isinstance(value, list):
             left += [(key, item) for item in value]
         elif isinstance(value, str) and not _TEXTS.get(key, _NAME).fullmatch(value):
             told = f"{file} has the {key or 'name'} {value!r:.80}, which no program has"
             raise ProgramRefused(told, hint="compile the program with fedcenters")
+
+
+def _is_quoted(key: str, value: Any) -> bool:  # noqa: ANN401 - any JSON
+    """Whether torch makes no code of it. Tensors and sizes may have such a key as their name, but are no texts."""
+    texts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
+    return key in _QUOTED and all(isinstance(text, str) for text in texts)

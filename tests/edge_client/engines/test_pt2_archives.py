@@ -273,6 +273,19 @@ def test_a_name_of_which_torch_would_make_code_is_refused(key: str, tmp_path: Pa
     refused_by_each_reader(changed_graph(change), tmp_path / "infer")
 
 
+@pytest.mark.parametrize("name", ["metadata", "as_string", "as_strings"])
+def test_a_tensor_whose_name_is_that_of_a_plain_text_is_checked_as_any_other(name: str, tmp_path: Path) -> None:
+    code = {"as_expr": {"expr_str": f"(__import__('pathlib').Path('{tmp_path / 'ran'}').touch() or 1)", "hint": None}}
+
+    def change(graph: dict[str, Any]) -> None:
+        old = graph["graph_module"]["graph"]["inputs"][0]["as_tensor"]["name"]
+        graph |= json.loads(json.dumps(graph).replace(f'"{old}"', f'"{name}"'))
+        graph["graph_module"]["graph"]["tensor_values"][name]["sizes"][0] = code
+
+    refused_by_each_reader(changed_graph(change), tmp_path / "infer")
+    assert not (tmp_path / "ran").exists()
+
+
 class Relations(nn.Module):
     """Layers and a buffer under names of relations, as those of graphs of several kinds."""
 
