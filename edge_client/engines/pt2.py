@@ -35,14 +35,16 @@ _MEMBERS = re.compile(
     r"|data/(weights|constants)/(model_\w+_config\.json|(weight|tensor)_\d+)"
 )
 # What the texts of a graph may be: torch makes Python of most of them. A size is arithmetic over symbols, as sympy
-# writes it; a call may be any name below `torch` for torch, as `torch.os.system`, and one operator reads files.
+# writes it; a call may be any name below `torch` for torch, as `torch.os.system`. Some operators read files, print, or
+# compile a text for a GPU.
 _NAME = re.compile(r"[\w.+\-/: ]*")  # no call can be written so
 _PLACE = re.compile(r'[^"\\\x00-\x1f]*')  # of a tensor or layer in its module, which torch writes between quotes
 _SIZE = re.compile(
     r"(?:'(?:[a-z]+\d+|[\d.e+-]+)'|[a-z]+=(?:True|False|\d+)\b|[A-Z]\w*\b|[a-z]+\d+\b|[\d\s()+*/%,<>=-])*"
 )
 _CALLED = re.compile(
-    r"torch\.ops\.(?:aten|prims|higher_order|torchvision)\.(?!from_file\b)\w+(?:\.\w+)?|torch\._?sym_\w+|math\.\w+"
+    r"torch\.ops\.(?:aten|prims|higher_order|torchvision)\.(?!from_file\b|inline_asm|print\b)\w+(?:\.\w+)?"
+    r"|torch\._?sym_\w+|math\.\w+"
     r"|torch\._functorch\.predispatch\.\w+|_operator\.(?!call\b|\w*getter\b|methodcaller\b)\w+"
 )
 _TREE = re.compile(r'(?!.*default_factory)(?:[\w\s.,:"\[\]{}]|\\+")*')  # of arguments, itself JSON
