@@ -288,7 +288,7 @@ def test_a_tensor_whose_name_is_that_of_a_plain_text_is_checked_as_any_other(nam
     assert not (tmp_path / "ran").exists()
 
 
-class Relations(nn.Module):
+class NamedRelations(nn.Module):
     """Layers and a buffer under names of relations, as those of graphs of several kinds."""
 
     def __init__(self) -> None:
@@ -303,7 +303,7 @@ class Relations(nn.Module):
 
 def test_layers_may_have_any_name_that_torch_takes() -> None:
     """Torch writes a tensor's place in its module between quotes."""
-    model, x = Relations(), torch.randn(5, 4)
+    model, x = NamedRelations(), torch.randn(5, 4)
     found = read_pt2(export_center(model, (4,), "pt2"), "file").module(check_guards=False)(x)
     torch.testing.assert_close(found, model(x))
 
