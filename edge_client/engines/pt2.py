@@ -35,17 +35,21 @@ _MEMBERS = re.compile(
     r"|data/(weights|constants)/(model_\w+_config\.json|(weight|tensor)_\d+)"
 )
 # What the texts of a graph may be: torch makes Python of most of them. A size is arithmetic over symbols, as sympy
-# writes it; a call may be any name below `torch` for torch, as `torch.os.system`, and one operator reads files.
+# writes it; a call may be any name below `torch` for torch, as `torch.os.system`. Some operators read files, print, or
+# compile a text for a GPU.
 _NAME = re.compile(r"[\w.+\-/: ]*")  # no call can be written so
+_PLACE = re.compile(r'[^"\\\x00-\x1f]*')  # of a tensor or layer in its module, which torch writes between quotes
 _SIZE = re.compile(
     r"(?:'(?:[a-z]+\d+|[\d.e+-]+)'|[a-z]+=(?:True|False|\d+)\b|[A-Z]\w*\b|[a-z]+\d+\b|[\d\s()+*/%,<>=-])*"
 )
 _CALLED = re.compile(
-    r"torch\.ops\.(?:aten|prims|higher_order|torchvision)\.(?!from_file\b)\w+(?:\.\w+)?|torch\._?sym_\w+|math\.\w+"
+    r"torch\.ops\.(?:aten|prims|higher_order|torchvision)\.(?!from_file\b|inline_asm|print\b)\w+(?:\.\w+)?"
+    r"|torch\._?sym_\w+|math\.\w+"
     r"|torch\._functorch\.predispatch\.\w+|_operator\.(?!call\b|\w*getter\b|methodcaller\b)\w+"
 )
 _TREE = re.compile(r'(?!.*default_factory)(?:[\w\s.,:"\[\]{}]|\\+")*')  # of arguments, itself JSON
 _TEXTS = {"expr_str": _SIZE, "target": _CALLED, "as_operator": _CALLED, "in_spec": _TREE, "out_spec": _TREE}
+_TEXTS |= dict.fromkeys(("fqn", "parameter_name", "buffer_name", "tensor_constant_name"), _PLACE)
 _QUOTED = ("metadata", "as_string", "as_strings")  # which are no code
 _local = threading.local()
 _LOADING = threading.RLock()  # torch.export.load keeps global state while it reads; several devices may share a process
@@ -289,9 +293,15 @@ def _refuse_texts(graph: object, file: str) -> None:
     while left:
         key, value = left.pop()
         if isinstance(value, dict):
-            left += [("", name) for name in value] + [item for item in value.items() if item[0] not in _QUOTED]
+            left += [("", name) for name in value] + [item for item in value.items() if not _is_quoted(*item)]
         elif isinstance(value, list):
             left += [(key, item) for item in value]
         elif isinstance(value, str) and not _TEXTS.get(key, _NAME).fullmatch(value):
             told = f"{file} has the {key or 'name'} {value!r:.80}, which no program has"
             raise ProgramRefused(told, hint="compile the program with fedcenters")
+
+
+def _is_quoted(key: str, value: Any) -> bool:  # noqa: ANN401 - any JSON
+    """Whether torch makes no code of it. Tensors and sizes may have such a key as their name, but are no texts."""
+    texts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
+    return key in _QUOTED and all(isinstance(text, str) for text in texts)

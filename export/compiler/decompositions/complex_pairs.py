@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from typing import Any
 
 import torch
@@ -96,6 +95,9 @@ class ComplexPair:
 
     def __pow__(self, exponent: Any) -> ComplexPair:  # noqa: ANN401
         return power(self, exponent)
+
+    def __rpow__(self, base: Any) -> ComplexPair:  # noqa: ANN401
+        return power(base, self)
 
     def __eq__(self, other: object) -> Tensor:  # type: ignore[override]  # torch's
         return torch.logical_and(self.real == real_of(other), self.imag == imag_of(other))
@@ -277,20 +279,21 @@ def logarithm(x: ComplexPair) -> ComplexPair:
 
 
 def power(x: Any, exponent: Any) -> ComplexPair:  # noqa: ANN401 - a pair or a tensor, and a number or a tensor
-    """Products for a plain whole number, else exp(exponent log x), as torch's."""
+    """Products for a whole number, also as 2.0, else exp(exponent log x): so 0 has the gradient of torch's."""
     x, exponent = as_pair(x), as_pair(exponent)
     if not isinstance(x, ComplexPair):
         raise UnsupportedOperator("pow", "a complex power of a real number is not covered")
-    if not isinstance(exponent, int):
+    if not (isinstance(exponent, int | float) and exponent % 1 == 0):
         return exponential(logarithm(x) * exponent)
-    one = ComplexPair(torch.ones_like(x.real), torch.zeros_like(x.real))
-    found = reduce(ComplexPair.__mul__, [x] * abs(exponent), one)
+    one = found = ComplexPair(torch.ones_like(x.real), torch.zeros_like(x.real))
+    for bit in reversed(f"{abs(int(exponent)):b}"):
+        found, x = (found * x if bit == "1" else found), x * x
     return found if exponent >= 0 else quotient(one, found)
 
 
 def choose(mask: Tensor, x: Any, y: Any) -> ComplexPair:  # noqa: ANN401 - pairs, tensors or numbers
     """See torch.where."""
-    return ComplexPair(*(torch.where(mask, part(x), part(y)) for part in (real_of, imag_of)))
+    return of_one_shape(*(torch.where(mask, part(x), part(y)) for part in (real_of, imag_of)))
 
 
 def pad(x: ComplexPair, places: Sequence[int], mode: str = "constant", value: Any = None) -> ComplexPair:  # noqa: ANN401

@@ -108,8 +108,8 @@ def expm1(x: Tensor) -> Tensor:
 
 
 def exp2(x: Tensor) -> Tensor:
-    """Two to the power of x."""
-    return torch.exp(x * log(2))
+    """Two to the power of x; exp(x log 2) would lose digits as x grows."""
+    return torch.pow(2.0, x)
 
 
 def add(x: Tensor, other: Tensor, *, alpha: float = 1) -> Tensor:

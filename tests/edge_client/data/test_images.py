@@ -53,6 +53,17 @@ def test_a_picture_starts_no_program(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert not (tmp_path / "started").exists()
 
 
+def test_a_photo_of_several_frames_is_read_as_its_first(tmp_path: Path) -> None:
+    """As many phones write them, with the ending of a JPEG file (Pillow's format MPO)."""
+    from PIL import Image
+
+    (tmp_path / "schema.toml").write_text(IMAGE_SCHEMA)
+    (tmp_path / "train" / "cat").mkdir(parents=True)
+    white, black = (Image.new("L", (16, 16), gray) for gray in (255, 0))
+    white.save(tmp_path / "train" / "cat" / "1.jpg", format="MPO", save_all=True, append_images=[black])
+    assert (load_folder(tmp_path).train.x == 1).all()
+
+
 def test_a_photo_whose_note_of_the_camera_is_damaged_is_named(tmp_path: Path) -> None:
     from PIL import Image
 

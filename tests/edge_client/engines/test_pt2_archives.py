@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 
 from edge_client.engines.base import open_engine
 from edge_client.engines.pt2 import load_graph, refuse_code
 from edge_client.errors import ProgramRefused
-from export.bundle.center_files import load_infer_module
+from export.bundle.center_files import export_center, load_infer_module
 from export.containers.write_pt2 import read_pt2
 from tests.support.programs import compiled
 
@@ -233,6 +234,8 @@ def test_a_long_size_is_refused_at_once() -> None:
     [
         "torch.os.system",
         "torch.ops.aten.from_file.default",
+        "torch.ops.higher_order.inline_asm_elementwise",
+        "torch.ops.higher_order.print",
         "torch.ops.load_library",
         "torch.ops.image.write_file.default",
         "torch.load",
@@ -260,7 +263,7 @@ def test_a_name_of_which_torch_would_make_code_is_refused(key: str, tmp_path: Pa
         if key == "name":
             graph["graph_module"]["graph"]["inputs"][0] = {"as_tensor": {"name": code}}
         elif key == "parameter_name":
-            named = {"arg": {"name": "x"}, "parameter_name": code}
+            named = {"arg": {"name": "x"}, "parameter_name": f'a"), {code}, ("'}
             graph["graph_module"]["signature"]["input_specs"][0] = {"parameter": named}
         elif key == "in_spec":
             signature[key] = signature[key].replace('"children_spec"', f'"{code}"', 1)
@@ -270,6 +273,39 @@ def test_a_name_of_which_torch_would_make_code_is_refused(key: str, tmp_path: Pa
             graph["graph_module"]["graph"]["tensor_values"][code] = None
 
     refused_by_each_reader(changed_graph(change), tmp_path / "infer")
+
+
+@pytest.mark.parametrize("name", ["metadata", "as_string", "as_strings"])
+def test_a_tensor_whose_name_is_that_of_a_plain_text_is_checked_as_any_other(name: str, tmp_path: Path) -> None:
+    code = {"as_expr": {"expr_str": f"(__import__('pathlib').Path('{tmp_path / 'ran'}').touch() or 1)", "hint": None}}
+
+    def change(graph: dict[str, Any]) -> None:
+        old = graph["graph_module"]["graph"]["inputs"][0]["as_tensor"]["name"]
+        graph |= json.loads(json.dumps(graph).replace(f'"{old}"', f'"{name}"'))
+        graph["graph_module"]["graph"]["tensor_values"][name]["sizes"][0] = code
+
+    refused_by_each_reader(changed_graph(change), tmp_path / "infer")
+    assert not (tmp_path / "ran").exists()
+
+
+class NamedRelations(nn.Module):
+    """Layers and a buffer under names of relations, as those of graphs of several kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        names = ("<reads___to___by>", "share (%)", "a = b's", "→")
+        self.by = nn.ModuleDict({name: nn.BatchNorm1d(4) for name in names})
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = sum(layer(x) for layer in self.by.values())
+        return out
+
+
+def test_layers_may_have_any_name_that_torch_takes() -> None:
+    """Torch writes a tensor's place in its module between quotes."""
+    model, x = NamedRelations(), torch.randn(5, 4)
+    found = read_pt2(export_center(model, (4,), "pt2"), "file").module(check_guards=False)(x)
+    torch.testing.assert_close(found, model(x))
 
 
 def test_arguments_that_import_a_module_are_refused(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Inverse trigonometric and hyperbolic functions are torch's to a rounding, at the ends and the seams too."""
+"""Inverse trigonometric and hyperbolic functions and powers of two are torch's to a rounding, at their ends too."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from export.compiler.decompositions import special_functions
+from export.compiler.decompositions.table import exp2
 
 ROUNDINGS = 4 * 2.0**-52  # of a result between -pi and pi
 
@@ -59,3 +60,8 @@ def test_inverse_hyperbolic_functions_are_torchs_where_there_is_no_such_number_o
         torch.testing.assert_close(getattr(special_functions, name)(x), getattr(torch, name)(x), equal_nan=True)
     whole = torch.tensor([-3, 0, 5])
     torch.testing.assert_close(special_functions.asinh(whole), torch.asinh(whole))
+
+
+def test_powers_of_two_are_torchs_however_large() -> None:
+    x = torch.linspace(-1000, 1000, 4001, dtype=torch.float64)
+    torch.testing.assert_close(exp2(x), torch.exp2(x), rtol=1e-15, atol=0)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's custom
 
 from export.compiler.decompositions.complex_pairs import ComplexPair
+from export.compiler.decompositions.supported_ops import UnsupportedOperator
 from export.compiler.forward_overrides import ForwardOverrides
 from export.compiler.forward_pass import ForwardPasses
 from export.compiler.program import make_source
@@ -49,6 +50,9 @@ RULES: dict[str, Callable[[Tensor], Tensor]] = {
     "parts of several shapes": lambda z: (
         torch.complex(z.real[:, :1], z.imag[0]).sum(1, keepdim=True) + torch.complex(z.real, z.imag[:1])
     ),
+    "a real tensor or a smaller complex one": lambda z: torch.view_as_complex(
+        torch.view_as_real(torch.where(z.real[:1] > 0, z.imag, z[:1]))
+    ),
 }
 
 
@@ -59,6 +63,26 @@ def test_arithmetic_is_torchs(name: str) -> None:
         found = rule(torch.view_as_complex(torch.stack([X, X.flip(1)], -1)))
     assert isinstance(found, ComplexPair)
     torch.testing.assert_close(torch.complex(found.real, found.imag), rule(rotated))
+
+
+@pytest.mark.parametrize("power", [0.0, 1.0, 2.0, 3, 7.0])
+def test_a_whole_power_of_zero_and_its_gradient_are_torchs(power: float) -> None:
+    given = torch.tensor([[0.0, 0.0], [0.0, -2.0], [1.5, 0.5]], dtype=torch.float64, requires_grad=True)
+
+    def with_gradient() -> list[Tensor]:
+        z = torch.view_as_complex(given)
+        out = torch.view_as_real(z + z**power)
+        return [out, *torch.autograd.grad(out.sum(), given)]
+
+    with ForwardOverrides():
+        found = with_gradient()
+    for a, b in zip(found, with_gradient(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_a_complex_power_of_a_real_number_is_refused_by_its_name() -> None:
+    with ForwardOverrides(), pytest.raises(UnsupportedOperator, match="complex power of a real number"):
+        2.0 ** torch.view_as_complex(torch.ones(3, 2))
 
 
 class ByAngles(nn.Module):

@@ -76,6 +76,9 @@ NETWORKS: dict[str, Callable[[Tensor], Tensor]] = {
     "ranks among the bounds of each row": lambda x: (
         x * torch.searchsorted(x.sort(-1).values, x) + torch.searchsorted(BOUNDS, x.round(), side="right")
     ),
+    "the ranks of NaN": lambda x: (
+        x * torch.bucketize(_with_nan(x), BOUNDS) + torch.searchsorted(BOUNDS, _with_nan(x), right=True)
+    ),
     "powers of two, signs and what is infinite": lambda x: (
         torch.exp2(x)
         + x * torch.signbit(x * 0)
