@@ -60,7 +60,7 @@ class Rotated(nn.Module):
         return self.head(torch.view_as_real(turned).flatten(1))  # type: ignore[no-any-return]
 
 
-class Viewed(nn.Module):
+class FirstTutorial(nn.Module):
     """The network of torch's first tutorial: `view`, which torch refuses of images that lie channels-last."""
 
     def __init__(self) -> None:
@@ -83,10 +83,10 @@ class Closed(nn.Module):
         return out if self.training else out.detach()  # type: ignore[no-any-return]
 
 
-OWN = {"rotated": (Rotated, (6,)), "view-of-images": (Viewed, (1, 8, 8))}
+OWN = {"rotated": (Rotated, (6,)), "view-of-images": (FirstTutorial, (1, 8, 8))}
 
 
-@pytest.mark.parametrize(("module", "last"), [(Viewed(), False), (Closed(), True)])
+@pytest.mark.parametrize(("module", "last"), [(FirstTutorial(), False), (Closed(), True)])
 def test_images_lie_channels_last_where_a_step_and_an_evaluation_take_them_so(module: nn.Module, last: bool) -> None:  # noqa: FBT001
     assert prefers_channels_last(make_source(module, input=(1, 8, 8), dtype="float64")) is last
 
