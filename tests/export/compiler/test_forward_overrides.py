@@ -131,7 +131,7 @@ def test_a_step_of_bags_and_of_smaller_pictures_is_torchs() -> None:
     assert max(output_differences(found, torch_outputs(source, "step", given))) < 1e-12
 
 
-class Ordered(nn.Linear):
+class AlongAnAxis(nn.Linear):
     """Values in an order of their own, and in one for all samples, by numpy's way to pick along an axis; signs."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -140,7 +140,7 @@ class Ordered(nn.Linear):
 
 
 def test_values_picked_along_an_axis_and_signs_keep_any_batch_size() -> None:
-    source = make_source(Ordered(5, 3), input=(5,), loss="squared-error", dtype="float64")
+    source = make_source(AlongAnAxis(5, 3), input=(5,), loss="squared-error", dtype="float64")
     graph = trace_function(ForwardPasses(source), "step", batch=4, dynamic=True)
     given = example_inputs(source, "step", 3)
     found = [value.detach().numpy() for value in graph(*given)]

@@ -60,7 +60,7 @@ class Rotated(nn.Module):
         return self.head(torch.view_as_real(turned).flatten(1))  # type: ignore[no-any-return]
 
 
-class Viewed(nn.Module):
+class ViewedImages(nn.Module):
     """The network of torch's first tutorial: `view`, which torch refuses of images that lie channels-last."""
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class Viewed(nn.Module):
         return self.head(torch.max_pool2d(torch.relu(self.conv(x)), 2).view(-1, 64))  # type: ignore[no-any-return]
 
 
-OWN = {"rotated": (Rotated, (6,)), "view-of-images": (Viewed, (1, 8, 8))}
+OWN = {"rotated": (Rotated, (6,)), "view-of-images": (ViewedImages, (1, 8, 8))}
 
 
 @pytest.mark.parametrize("name", [*SMALL, *OWN])

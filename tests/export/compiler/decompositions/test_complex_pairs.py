@@ -164,7 +164,7 @@ class ByRotations(nn.Module):
         return self.head(torch.view_as_real(rotated).flatten(2)).mean(1)  # type: ignore[no-any-return]
 
 
-class Recurrent(nn.Module):
+class PolePowers(nn.Module):
     """A linear recurrent unit: powers of its poles, and the states that they give."""
 
     def __init__(self) -> None:
@@ -207,7 +207,7 @@ def test_the_angles_of_a_spectrum_and_of_silence_and_their_gradients_are_torchs(
         (FourierLayer(torch.cdouble), (2, 8)),
         (FourierLayer(torch.cfloat), (2, 8)),
         (StateSpace(), (2, 8)),
-        (Recurrent(), (2, 8)),
+        (PolePowers(), (2, 8)),
         (Shifted(), (6,)),
         (ByRotations(buffer=True), (4, 6)),
         (ByRotations(buffer=False), (4, 6)),
