@@ -62,8 +62,8 @@ def prepare_program(  # noqa: PLR0913 - the parts of a compilation
         missing = [engine for engine in missing if engine not in _read(store, json.loads(stored)["program"]).containers]
     if stored is None or missing:
         before = stored
-        named = f"model {config.model.name} for {', '.join(missing)}{_why(config, missing) if trained else ''}"
-        stored = compute(lambda: _compile(config, store, missing, before, progress, named))
+        progress(f"model {config.model.name} for {', '.join(missing)}{_why(config, missing) if trained else ''}")
+        stored = compute(lambda: _compile(config, store, missing, before, progress))
         store.facts.put(PROGRAM_FACT, stored)
     facts = json.loads(stored)
     data, program = store.blobs.read(facts["program"]), _read(store, facts["program"])
@@ -103,15 +103,11 @@ def _compile(
     engines: Collection[str],
     before: str | None,
     progress: Callable[[str], None],
-    named: str,
 ) -> str:
     """Build the model, trace it for each engine, store every file; -> the fact that names them beside `before`."""
     with rare_collection():  # imports torch
-        from coordinator.models.registry import build_model
-
-    progress(named)
-    with rare_collection():
         from coordinator.models.compiled import compiled_model
+        from coordinator.models.registry import build_model
         from export.compiler.program import vector_of
 
     model = build_model(config.model.name, seed=config.seed)

@@ -143,8 +143,15 @@ def method_settings(strategy: Any) -> dict[str, Setting]:  # noqa: ANN401 - any 
 
 
 def batch_size(strategy: Strategy) -> int:
-    """How many samples a device reads in a step of training, and at a time where it evaluates."""
-    return int(method_settings(strategy)["batch-size"])
+    """How many samples a device reads in a step of training, and at a time where it evaluates.
+
+    Raises UsageError for a method that has no such setting.
+    """
+    settings = method_settings(strategy)
+    if "batch-size" not in settings:
+        hint = "extend fc.LocalSgd, which has it, or give the method a field, batch_size: int = 16"
+        raise UsageError(f"{method_name(strategy)} has no setting batch-size", hint=hint)
+    return int(settings["batch-size"])
 
 
 def kept_settings(method: str, settings: Mapping[str, Any]) -> dict[str, Setting]:

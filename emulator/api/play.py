@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from coordinator.models.members import check_model_name
 from coordinator.storage.experiment_trackers import open_trackers
 from coordinator.strategies.registry import method_settings
 from edge_client.errors import UsageError
+from edge_client.protocol.program import Program
+from edge_client.protocol.task import ClientId, Flat
 from emulator.api.result import Result, TemporaryPlace
 from emulator.config import fingerprint, resolved_table
 from emulator.data.fleet import Fleet
@@ -125,8 +127,16 @@ def play(  # noqa: PLR0913 - the parts of a run
     return found
 
 
-def check_begins(run: ResolvedRun, *, fleet: Fleet, model: Model | str | None = None) -> None:
-    """Raise what `play` raises before the first round: for a model or samples that do not suit the method."""
+class Start(NamedTuple):
+    """What runs of several methods with one model begin with."""
+
+    program: Program
+    model: Flat
+    devices: Mapping[ClientId, int]
+
+
+def prepare_start(run: ResolvedRun, *, fleet: Fleet, model: Model | str | None = None) -> Start:
+    """Raise what `play` raises for a model or samples that do not suit each other."""
     from coordinator.models.registry import build_model
     from emulator.api.models import first_model
     from emulator.engines.cpu.cpu_engine import cpu_recipe
@@ -135,8 +145,13 @@ def check_begins(run: ResolvedRun, *, fleet: Fleet, model: Model | str | None = 
     made = build_model(args.model, seed=args.seed) if model is None or isinstance(model, str) else model
     program = cpu_recipe(made).program
     check_samples(program, split)
-    strategy = with_emulated_key(run.strategy, program.schema, args.seed)
-    begin_run(strategy, first_model(made), program, fleet_of(split.devices), run.settings)
+    return Start(program, first_model(made), fleet_of(split.devices))
+
+
+def check_begins(run: ResolvedRun, start: Start) -> None:
+    """Raise what `play` raises before the first round for a model or devices that do not suit the method."""
+    strategy = with_emulated_key(run.strategy, start.program.schema, run.args.seed)
+    begin_run(strategy, start.model, start.program, start.devices, run.settings)
 
 
 @contextmanager

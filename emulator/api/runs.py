@@ -12,7 +12,7 @@ from coordinator.strategies.base import Strategy
 from coordinator.strategies.registry import method_path, method_settings, summed_members
 from edge_client.errors import UsageError
 from emulator.api.checks import check_callback, check_fleet, check_method, check_own, in_words_of_python, shall_stop
-from emulator.api.play import check_begins, play
+from emulator.api.play import Start, check_begins, play, prepare_start
 from emulator.api.progress import RunProgress, in_bar_place
 from emulator.api.result import Result
 from emulator.data.fleet import Fleet
@@ -128,7 +128,7 @@ def check_several(methods: Iterable[Strategy], *, fleet: Fleet, seed: int, **opt
     rounds, model, loss, metrics = (given.pop(name, None) for name in ("rounds", "model", "loss", "metrics"))
     check_fleet(fleet)
     check_own(loss=loss, metrics=metrics, out=given["out"])
-    prepared: dict[int, Model | str | None] = {}  # by how many models a method trains as a sum
+    starts: dict[int, Start] = {}  # by how many models a method trains as a sum
     with in_words_of_python():
         runs = [
             _resolved(method, rounds, seed, metrics, {k: v for k, v in given.items() if k != "progress"})
@@ -136,9 +136,10 @@ def check_several(methods: Iterable[Strategy], *, fleet: Fleet, seed: int, **opt
         ]
         for run in runs:
             members = summed_members(run.args.method)
-            if members not in prepared:
-                prepared[members] = _prepared(fleet, model, loss, seed, members)
-            outside_inference_mode(check_begins)(run, fleet=fleet, model=prepared[members])
+            if members not in starts:
+                prepared = _prepared(fleet, model, loss, seed, members)
+                starts[members] = outside_inference_mode(prepare_start)(run, fleet=fleet, model=prepared)
+            outside_inference_mode(check_begins)(run, starts[members])
 
 
 def run_one_of_several(

@@ -25,7 +25,14 @@ from coordinator.storage.run_reader import STORE_FOLDER, open_database
 from coordinator.storage.store import Store
 from coordinator.strategies.base import Strategy
 from coordinator.strategies.common.setting_checks import spare_centers
-from coordinator.strategies.registry import Setting, kept_settings, make_method, method_name, method_settings
+from coordinator.strategies.registry import (
+    Setting,
+    batch_size,
+    kept_settings,
+    make_method,
+    method_name,
+    method_settings,
+)
 from edge_client.engines.base import ENGINES
 from edge_client.errors import UsageError
 from edge_client.printable import counted
@@ -102,7 +109,7 @@ def run_over_mqtt(  # noqa: PLR0913 - the parts of a run
     `model` is one that has no name: its program is compiled here, and the coordinator finds it in its folder. `broker`
     is one of the caller's, in place of the one that `args` names.
     """
-    settings = _settings_of_file(args.method, strategy)
+    settings, batch = _settings_of_file(args.method, strategy), batch_size(strategy)
     run = {"method": args.method, "name": run_name(strategy), "num-rounds": args.rounds, **settings}
     if len(split.devices) > MAX_DEVICES:
         raise UsageError(
@@ -118,7 +125,7 @@ def run_over_mqtt(  # noqa: PLR0913 - the parts of a run
 
     def play(testbed: Testbed) -> None:
         if model is not None:
-            names, batch = _engines(args), int(settings["batch-size"])
+            names = _engines(args)
             what = f"compiling {model.name} for {', '.join(map(display_names.engine_label, names))}"
             with progress.during(what) as now:
                 put_own_program(testbed.folder, model, names, batch=batch, tell=lambda part: now(f"{what}: {part}"))

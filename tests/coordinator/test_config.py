@@ -11,6 +11,7 @@ from coordinator.config import (
     _KEYS,
     _SECTIONS,
     CoordinatorConfig,
+    _file_fields,
     config_from_table,
     overrides_from_environment,
     read_config,
@@ -29,6 +30,12 @@ MINIMAL: dict[str, Any] = {
 
 def table(**changes: Anything) -> dict[str, Any]:
     return MINIMAL | {key.replace("_", "-"): value for key, value in changes.items()}
+
+
+def test_each_field_has_a_key_of_its_own_and_a_type_by_which_the_reader_knows_texts_paths_and_lists() -> None:
+    types = [f.type for _, f in _file_fields()]
+    assert len(types) == len(_KEYS)
+    assert set(types) == {"str", "Path", "Path | None", "tuple[str, ...]", "bool", "int", "int | None", "float"}
 
 
 def test_a_minimal_file_is_enough_and_the_defaults_are_filled_in(tmp_path: Path) -> None:

@@ -106,6 +106,10 @@ class ManySlots(fc.LocalSgd):
         for n in range(65):
             yield {who: self.fit(start=state.centers[0], seed=0, slot=f"s{n}") for who in fleet}
         return state
+
+@dataclass(frozen=True, kw_only=True)
+class FromNothing:
+    begin = round = predictor = lambda *parts: None
 """
 HELPERS = """
 def tasks(fleet):
@@ -144,6 +148,7 @@ def said_of(*options: str) -> tuple[int, str]:
         ("YieldsList", "error: mymeth.py, line 30, in round: YieldsList.round yields list\n", "yield a dict of tasks"),
         ("YieldsNumbers", "YieldsNumbers.round yields int for device-00\n", "yield a dict of tasks"),
         ("NoRound", "error: mymeth:NoRound is no method: it has no round\n", "write `round`"),
+        ("FromNothing", "error: fromnothing has no setting batch-size\n", "extend fc.LocalSgd"),
         ("NoBegin", "error: NoBegin.begin returned NoneType\n", "return the next State"),
         ("ListOfCenters", "error: ListOfCenters.round returned centers of list\n", "give an array"),
         (

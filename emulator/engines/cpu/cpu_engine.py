@@ -194,7 +194,8 @@ def _takes_channels_last(source: TraceSource) -> bool:
         with own_random(), torch.enable_grad(), batch_norm_of_one_value():
             for training in (False, True):
                 out = model.module.train(training)(x.to(memory_format=torch.channels_last))
-                torch.autograd.backward(sample_losses(source, out, y).sum())
+                losses = sample_losses(source, out, y)
+            torch.autograd.backward(losses.sum())  # in training alone: a module may have no gradients in inference
     except Exception:  # noqa: BLE001 - of whatever kind; what else is wrong is told where it is used
         return False
     return True

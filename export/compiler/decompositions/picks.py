@@ -258,10 +258,7 @@ def quantile(
 
 
 def bucketize(x: Tensor, bounds: Tensor, *, out_int32: bool = False, right: bool = False) -> Tensor:
-    """How many of the rising `bounds` [n] are below each value; with `right` those that equal it count, too.
-
-    All of them are below NaN.
-    """
+    """How many of the rising `bounds` [n] are below each value, all below NaN; with `right` equal ones count, too."""
     above = bounds > x.unsqueeze(-1) if right else bounds >= x.unsqueeze(-1)
     return torch.logical_not(above).to(torch.float32).sum(-1).to(torch.int32 if out_int32 else torch.int64)
 

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from torch import nn
+from torch import Tensor, nn
 
 import fedcenters as fc
 from coordinator.strategies.base import Strategy
 from edge_client.errors import FedcentersError, UsageError
 from edge_client.protocol.task import Array
+from emulator.api import comparison
 from emulator.api.checks import COLUMNS, COMPARED
 from emulator.api.comparison import left_in_words
 
@@ -192,6 +193,25 @@ def test_what_does_not_suit_a_later_method_is_told_before_the_first_run(
     with pytest.raises(FedcentersError, match=told):
         fc.compare([fc.FedAvg(local_steps=1), later], loss=loss, **asked)
     assert "FedAvg(local_steps=1), seed 0" not in capsys.readouterr().err
+
+
+def test_the_model_is_looked_through_once_for_all_methods(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was traced again for each: a deep network takes seconds, before anything was told."""
+    passes: list[int] = []
+
+    class Counted(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            passes.append(len(x))
+            return super().forward(x.flatten(1))
+
+    model, fleet = Counted(64, 10), fc.fleets.digits(devices=6)
+    monkeypatch.setattr(comparison, "run_one_of_several", lambda *_, **__: None)
+    counts = []
+    for methods in ([fc.FedAvg()], [fc.FedAvg(), fc.FeSEM(2), fc.IFCA(3)]):
+        passes.clear()
+        fc.compare(methods, fleet=fleet, model=model, seeds=1, rounds=1)
+        counts.append(len(passes))
+    assert counts[0] == counts[1] > 0
 
 
 def test_a_seed_that_is_given_twice_is_refused() -> None:

@@ -153,6 +153,12 @@ def test_columns_may_have_numbers_as_names() -> None:
     assert result.predict(numbered[:3], center=0).shape == (3,)
 
 
+def test_pixels_become_a_unit_range() -> None:
+    made = fc.fleet((RNG.integers(256, size=(N, 1, 8, 8), dtype=np.uint8), Y), by=WHO)["anna"].train.x
+    assert made.dtype == np.float32
+    assert 0 <= made.min() < made.max() <= 1
+
+
 def test_uint8_is_read_in_the_same_way_in_a_prediction_as_in_training(tmp_path: Path) -> None:
     """A newcomer with pixels from 0 to 255 was told that no center fits."""
     x = RNG.integers(0, 256, (N, 4), dtype=np.uint8)

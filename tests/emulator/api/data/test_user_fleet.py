@@ -301,13 +301,6 @@ def test_the_true_groups_of_devices_are_a_mapping() -> None:
     }
 
 
-def test_pixels_become_a_unit_range() -> None:
-    pixels = RNG.integers(256, size=(N, 1, 8, 8), dtype=np.uint8)
-    made = fc.fleet((pixels, Y), by=WHO)["anna"].train.x
-    assert made.dtype == np.float32
-    assert 0 <= made.min() < made.max() <= 1
-
-
 def test_data_of_each_device_stay_there(tmp_path: Path) -> None:
     parts = {who: (X[who == WHO], Y[who == WHO]) for who in ("anna", "ben")}
     made = fc.fleet(parts)

@@ -71,7 +71,24 @@ class ViewedImages(nn.Module):
         return self.head(torch.max_pool2d(torch.relu(self.conv(x)), 2).view(-1, 64))  # type: ignore[no-any-return]
 
 
+class Closed(nn.Module):
+    """Without gradients in inference."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(1, 4, 3, padding=1), nn.Linear(256, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.head(torch.relu(self.conv(x)).flatten(1))
+        return out if self.training else out.detach()  # type: ignore[no-any-return]
+
+
 OWN = {"rotated": (Rotated, (6,)), "view-of-images": (ViewedImages, (1, 8, 8))}
+
+
+@pytest.mark.parametrize(("module", "last"), [(ViewedImages(), False), (Closed(), True)])
+def test_images_lie_channels_last_where_a_step_and_an_evaluation_take_them_so(module: nn.Module, last: bool) -> None:  # noqa: FBT001
+    assert prefers_channels_last(make_source(module, input=(1, 8, 8), dtype="float64")) is last
 
 
 @pytest.mark.parametrize("name", [*SMALL, *OWN])
