@@ -40,7 +40,7 @@ def import_path(path: str) -> Any:  # noqa: ANN401 - a reader's own
     module_name, _, name = path.partition(":")
     if not module_name or not name or "/" in module_name or module_name.endswith(".py"):
         raise UsageError(f"{path!r} is no import path", hint="write package.module:Class, like mynet:Net for mynet.py")
-    if module_name.partition(".")[0] not in ROOMS:
+    if module_name.partition(".")[0] not in sys.stdlib_module_names.union(ROOMS):
         note_module(module_name)
     return _attribute(_imported(module_name), name)
 

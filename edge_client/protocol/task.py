@@ -219,6 +219,9 @@ class Fit(_Bits):
     the trained model in `slot`; with `upload` false it stays there, and only the mean training loss is answered. With
     `buffers` "own" the running statistics are those of the model kept in `slot`, where there is one. `center` numbers
     the model that the update is for, where there are several: what compression loses is made up for per center.
+
+    >>> Fit(start=np.zeros(4), steps=20, lr=0.1, batch=16, seed=0).upload
+    True
     """
 
     start: Flat | Literal["own"]
@@ -295,6 +298,9 @@ class Probe(_Bits):
     "inputs" asks for the moments of all inputs of the device (protocol/nearest/input_moments.py), whatever the split.
     "answers" asks for each candidate's AnswerLook (protocol/nearest/answer_moments.py), of a classifier. "errors" is of
     a model whose targets are numbers, "positions" of one with classes, where a confusion matrix would be large.
+
+    >>> len(Probe(models=[np.zeros(4), np.ones(4)], want=frozenset({"loss"}), batch=16, seed=0).models)
+    2
     """
 
     models: Sequence[Flat | OwnModel]

@@ -8,6 +8,7 @@ import pytest
 
 from coordinator.strategies.registry import make_method, method_name
 from edge_client.errors import UsageError
+from edge_client.users_code import users_line
 from emulator.data import partition_schemes, registry
 from export.diagnostics import MAX_SENTENCE_CHARS
 from export.plugins import describe_error, find_by_name, import_path, nearest_name_hint
@@ -120,3 +121,11 @@ def test_an_error_with_a_very_long_line_is_told() -> None:
     """As of a text or a number of a whole array: the search for paths in it took hours, without a sign."""
     assert describe_error(ValueError("a" * 200_000)) == f"ValueError: {'a' * MAX_SENTENCE_CHARS}"
     assert describe_error(ValueError(f"no {'/a/b' * 2_000}")) == "ValueError: no"
+
+
+def test_a_module_of_python_is_not_taken_for_the_users_own() -> None:
+    """A full disk was then told as a line of pathlib.py to correct."""
+    import_path("pathlib:Path")
+    with pytest.raises(FileNotFoundError) as raised:
+        Path("/nowhere").read_bytes()
+    assert users_line(raised.value) is None
