@@ -228,6 +228,22 @@ def test_for_others_to_see_it_is_served_with_tls_and_a_token(tmp_path: Path) -> 
             site.ask("GET", "/")  # not encrypted
 
 
+def test_the_bundle_is_listed_and_each_file_of_its_manifest_is_served(site: DashboardSite) -> None:
+    assert site.ask("GET", "/api/files")[2] == b'{"files":[]}'
+    bundle, entry = site.folder / "bundle", {"path": "centers/model.onnx", "size": 5, "sha256": "0" * 64}
+    manifest = json.dumps({"program": entry, "containers": [], "reference": None, "centers": []}).encode()
+    (bundle / "centers").mkdir(parents=True)
+    for path, data in (("manifest.json", manifest), ("centers/model.onnx", b"model"), ("notes", b"of the owner")):
+        (bundle / path).write_bytes(data)
+    listed = [{"path": "manifest.json", "size": len(manifest), "sha256": ""}, entry]
+    assert json.loads(site.ask("GET", "/api/files")[2]) == {"files": listed}
+    for path, data in (("manifest.json", manifest), ("centers/model.onnx", b"model")):
+        status, headers, body = site.ask("GET", f"/api/files/{path}")
+        assert (status, body) == (200, data)
+        assert headers["content-disposition"] == f'attachment; filename="{Path(path).name}"'
+    assert site.ask("GET", "/api/files/notes")[0] == 404
+
+
 @pytest.mark.parametrize("scheme", ["mqtt", "mqtts"])
 def test_a_new_device_is_told_of_its_certificate_where_the_broker_speaks_tls(scheme: str, tmp_path: Path) -> None:
     told = join_info(config(tmp_path, broker=f"{scheme}://127.0.0.1:8883"), "https://fleet.example", phone=False)

@@ -372,6 +372,19 @@ def test_a_fleet_with_more_random_groups_than_centers_begins_with_its_true_group
     assert len(set(zip(chosen, [i % 4 for i in range(48)], strict=True))) == 4
 
 
+def test_the_first_k_means_opens_each_cluster_of_five_devices_and_none_of_four() -> None:
+    made = world(build("fesem", {**SMALL, "secure": "updates"}), grouped_fleet(10, 2))
+    watch, counts = Watched(made), list[int]()
+    one_round(made, watch)
+    for counted, asked in zip(watch.seen, watch.asked[1:], strict=False):
+        task = next(iter(asked.values()))
+        if isinstance(counted, SealedSums) and isinstance(task, SummedFit) and task.stage == "points":
+            assert task.points_open is not None
+            assert (counted.sums[0] >= 5).tolist() == task.points_open.ravel().tolist()
+            counts += counted.sums[0].tolist()
+    assert {4, 5} <= {*counts}
+
+
 @pytest.mark.parametrize(("scoring", "asked"), [(CLASSES, 12), (Scoring(want=frozenset({"loss", "errors"})), 0)])
 def test_no_confusion_matrix_is_asked_for_where_targets_are_no_classes(scoring: Scoring, asked: int) -> None:
     """Each device refused the task in each round, and the run called that answers that did not count."""

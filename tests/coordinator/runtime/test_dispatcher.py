@@ -5,6 +5,7 @@ What a device may not do is in tests/attacks/test_hostile_devices.py, what an ex
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +182,38 @@ def test_a_device_that_never_trained_is_told_its_nearest_center_or_none(tmp_path
     near = [m for m in answers(fed, spy, "near", "d09", 4) if "center" in m]
     assert [(m["center"], m["distance"]) for m in near] == [(1, 0.3), (None, 8.0)]
     assert near[0]["alternatives"] == [{"center": 0, "distance": 1.2}]
+
+
+def test_a_run_that_taught_newcomers_also_says_how_well_the_nearest_center_fits(tmp_path: Path) -> None:
+    fed = Federation.of(tmp_path, devices=8, teach_newcomers=True)
+    spy = Spy(fed.world.broker)
+    fed.start()
+    fed.finish()
+    fed.start_mute_device("d09")
+    fed.world.run(lambda: any(e.get("device") == "d09" for e in fed.events))
+    for losses in ([9.0, 0.001], [1.5, 9.0]):  # ln 4 is what guessing costs
+        data = codecs.encode_stats(Reply(n=9, losses=np.array(losses)), program().schema)
+        spy.say("d09", "near", how="loss", stats=manifest_of(data, "stats", inline=True), n=9)
+    near = [m for m in answers(fed, spy, "near", "d09", 4) if "center" in m]
+    assert [(m["center"], m.get("fit")) for m in near] == [(1, "well"), (None, "none")]
+
+
+def test_a_report_of_a_center_or_a_file_that_was_not_published_is_refused_and_not_logged(tmp_path: Path) -> None:
+    fed, file = Federation.of(tmp_path, devices=2, rounds=1), manifest_of(b"of a center", "container")
+    spy = Spy(fed.world.broker)
+    fed.start(2)
+    fed.finish()
+    assert fed.catalog is not None
+    assert fed.server is not None
+    assert fed.server.session is not None
+    first, *others = fed.catalog.centers
+    catalog = replace(fed.catalog, centers=(replace(first, files={"onnx": file}), *others))
+    fed.server.session.dispatcher.catalog.publish(catalog, manifest_of(b"a catalog", "catalog"), program().schema)
+    for center in (len(catalog.centers), 1, 0):  # no such center; that has no such file; the one that has it
+        spy.say("d00", "served", center=center, sha256=file.sha256, n=9, metrics={})
+    fed.world.run(lambda: fed.happened("served"))
+    assert [(e["device"], e["center"]) for e in fed.events if e["event"] == "served"] == [("d00", 0)]
+    assert [m["code"] for m in spy.said("err", cid="d00")] == ["bad_field", "bad_field"]
 
 
 def test_a_device_that_announces_itself_without_end_is_sent_its_task_at_the_pace_of_requests(

@@ -91,12 +91,11 @@ def test_what_is_not_on_trial_and_what_no_time_mends_ends_at_once(board: BoardAt
     assert len(board.starts) == 1
 
 
-@pytest.mark.parametrize("damage", ["lost", "cut", "changed", "list"])
-def test_a_release_that_a_bad_card_damaged_gives_way_and_is_fetched_again(tmp_path: Path, damage: str) -> None:
-    """It was good, so nothing else would ever end its failing starts."""
-    site, releases = tmp_path / "site" / "edge_client", tmp_path / "state" / "releases"
+def flashed(folder: Path) -> Callable[[], str]:
+    """A board with a flashed client and a newer good release; -> starts it and tells the version that runs."""
+    site, releases = folder / "site" / "edge_client", folder / "state" / "releases"
     site.mkdir(parents=True)
-    (tmp_path / "launch.py").write_bytes(Path(launcher.__file__).read_bytes())
+    (folder / "launch.py").write_bytes(Path(launcher.__file__).read_bytes())
     code = b"from edge_client import __version__, part\nprint(__version__)\n"
     texts = {version: f'__version__ = "{version}"\n'.encode() for version in (OLD, NEW)}
     files = {"cli.py": code, "part.py": b"a = 1\n"}
@@ -107,10 +106,17 @@ def test_a_release_that_a_bad_card_damaged_gives_way_and_is_fetched_again(tmp_pa
     launcher.write_record(releases, ReleaseRecord(good=NEW))
 
     def start() -> str:
-        command = [sys.executable, str(tmp_path / "launch.py")]
-        env = {"STATE_DIRECTORY": str(tmp_path / "state"), "PATH": os.environ["PATH"]}
+        command = [sys.executable, str(folder / "launch.py")]
+        env = {"STATE_DIRECTORY": str(folder / "state"), "PATH": os.environ["PATH"]}
         return subprocess.run(command, env=env, capture_output=True, text=True, check=False, cwd="/").stdout.strip()
 
+    return start
+
+
+@pytest.mark.parametrize("damage", ["lost", "cut", "changed", "list"])
+def test_a_release_that_a_bad_card_damaged_gives_way_and_is_fetched_again(tmp_path: Path, damage: str) -> None:
+    """It was good, so nothing else would ever end its failing starts."""
+    start, releases = flashed(tmp_path), tmp_path / "state" / "releases"
     assert start() == NEW
     part = releases / NEW / "edge_client" / "part.py"
     damages: dict[str, Callable[[], object]] = {
@@ -122,6 +128,16 @@ def test_a_release_that_a_bad_card_damaged_gives_way_and_is_fetched_again(tmp_pa
     damages[damage]()
     assert start() == OLD
     assert SelfUpdater(releases, running=OLD).wanted(NEW)
+
+
+@pytest.mark.parametrize("text", [None, b"", b"\xff", b'__version__ = "new"\n'])
+def test_a_release_starts_also_where_the_flashed_client_lost_its_version(tmp_path: Path, text: bytes | None) -> None:
+    """A bad card may damage that file, too; the board would start nothing at all."""
+    start, flashed_version = flashed(tmp_path), tmp_path / "site" / "edge_client" / "__init__.py"
+    flashed_version.unlink()
+    if text is not None:
+        flashed_version.write_bytes(text)
+    assert start() == NEW
 
 
 def test_a_release_that_cannot_be_written_leaves_nothing_on_the_disk(tmp_path: Path) -> None:
