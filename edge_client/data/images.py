@@ -22,14 +22,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
-FORMATS = (
-    "PNG",
-    "JPEG",
-    "BMP",
-    "WEBP",
-    "GIF",
-    "TIFF",
-)  # whatever a file is called; of EPS Pillow would start a program
+FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "GIF", "TIFF")  # whatever a file is called; for EPS Pillow starts a program
 IMAGE_KEYS = ("size", "channels", "classes", "mean", "scale")
 PILLOW_MODES = {1: "L", 3: "RGB"}
 SIXTEEN_BITS = ("I", "I;16")  # modes of a PNG file of 16 bits, by the version of Pillow

@@ -31,7 +31,7 @@ from edge_client.protocol.messages import parse_json
 
 BODY_TIMEOUT_S = 10.0  # for the whole body
 PART_BYTES = 64 << 10  # of an answer
-MAX_RANGE_CHARS = 256  # of a Range header: starlette before 0.49.1 compares each of its ranges with all others
+MAX_RANGE_CHARS = 256  # of a Range header: the time of starlette before 0.49.1 grows with the square of its digits
 RANGE_ERRORS = {
     400: "the Range header is none of bytes; write bytes=0-1023, or leave it out",
     416: "the Range header begins behind the end of the file; Content-Range has its size",
@@ -100,7 +100,7 @@ def create_gated_app(
 class RangedFile(FileResponse):
     """A file, or the parts of it that a Range header names. A header that names none is an error of the gate's form.
 
-    So is a long header: a download needs no long list of ranges.
+    So is a long header, which no download needs.
 
     Its headers are `of_errors`. Raises HTTPException 400 or 416 before anything is sent.
     """

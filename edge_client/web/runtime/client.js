@@ -264,10 +264,8 @@ export class Client {
     if (!message.proto.includes(VERSION)) this.fail(`this coordinator speaks version ${message.proto} of the protocol; load this page again`);
     this.block = Math.min(DEFAULT_BLOCK_BYTES, message.block);
     const restarted = this.boot !== null && this.boot !== message.boot;
-    if (restarted) {
-      this.uploader.coordinatorRestarted(message.spread_ms);
-      this.downloader.linkLost();
-    }
+    if (restarted) this.uploader.coordinatorRestarted(message.spread_ms);
+    if (restarted) this.downloader.linkLost();
     this.boot = message.boot;
     const { state } = message;
     const takesPart = this.task !== null || (state?.run !== undefined && this.state.result?.key.run === state.run);

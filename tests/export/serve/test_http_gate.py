@@ -98,15 +98,15 @@ def test_a_large_answer_is_sent_in_parts(size: int) -> None:
     assert [message.get("more_body", False) for message in sent[1:]] == [True] * (len(bodies) - 1) + [False]
 
 
-def test_a_range_header_of_many_ranges_is_refused_by_each_service_that_has_ranges(tmp_path: Path) -> None:
-    """Starlette before 0.49.1 took seconds for one of 16 kB, in which the service answered no other client."""
+def test_a_long_range_header_is_refused_by_each_service_that_has_ranges(tmp_path: Path) -> None:
+    """Starlette before 0.49.1 took a second for 16,000 digits, in which the service answered no other client."""
     (tmp_path / "file").write_bytes(bytes(1_000))
 
     async def file(_: Request) -> Response:
         return RangedFile(tmp_path / "file", of_errors={"X-Own": "1"})
 
     app = TestClient(create_gated_app([Route("/", file)]))
-    for ranges in (",".join(["0-1"] * 65), ",".join(["0-"] * 5_000)):
+    for ranges in (",".join(["0-1"] * 65), ",".join(["0-"] * 5_000), "1" * 16_000):
         answer = app.get("/", headers={"Range": f"bytes={ranges}"})
         assert (answer.status_code, answer.json()) == (416, {"error": "the Range header is too long"})
         assert (answer.headers["content-range"], answer.headers["x-own"]) == ("bytes */1000", "1")
