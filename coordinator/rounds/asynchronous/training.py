@@ -270,7 +270,7 @@ def _filled(
         training,
         at_work={**training.at_work, **at_work},
         handed=training.handed + len(tasks),
-        given=(round, had | tasks.keys()),
+        given=(round, had.union(tasks)),
     ), tasks
 
 
