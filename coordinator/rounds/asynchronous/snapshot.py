@@ -69,6 +69,7 @@ def facts_of(training: Training) -> dict[str, Any]:
         "handed": training.handed,
         "scales": dict(training.scales),
         "recent": [[who, dict(moves)] for who, moves in training.recent.items()],  # in their order
+        "given": [training.given[0], sorted(training.given[1])],
         "buffers": [{who: _without(entry, "row") for who, entry in buffer.items()} for buffer in training.buffers],
         "at_work": {who: _without(handed, "start") for who, handed in training.at_work.items()},
     }
@@ -86,6 +87,7 @@ def training_of(
         {who: Buffered(row=rows[k, who], **older | entry) for who, entry in buffer.items()}
         for k, buffer in enumerate(facts["buffers"])
     ]
+    latest, devices = facts.get("given", (0, ()))  # an older version kept none
     return Training(
         state=state,
         versions=tuple(facts["versions"]),
@@ -93,7 +95,8 @@ def training_of(
         at_work={who: Handed(start=starts.get(who), **handed) for who, handed in facts["at_work"].items()},
         handed=facts["handed"],
         scales=facts["scales"],
-        recent=dict(facts.get("recent", [])),  # an older version kept none
+        recent=dict(facts.get("recent", [])),  # as this
+        given=(latest, frozenset(devices)),
     )
 
 

@@ -95,7 +95,8 @@ class Buffered:
 class Training:
     """The state between two events; `scales` are those of `outliers`.
 
-    `recent` has the moves of the devices whose updates made the newest versions, the last ones last.
+    `recent` has the moves of the devices whose updates made the newest versions, the last ones last. `given` has the
+    newest round, and the devices that got a task in it.
     """
 
     state: State
@@ -105,6 +106,7 @@ class Training:
     handed: int = 0
     scales: Mapping[str, float] = field(default_factory=dict)
     recent: Mapping[ClientId, Mapping[str, float]] = field(default_factory=dict)
+    given: tuple[int, frozenset[ClientId]] = (0, frozenset())
 
     @property
     def buffered(self) -> frozenset[ClientId]:
@@ -256,14 +258,20 @@ def _filled(
         lot = np.random.Generator(np.random.PCG64(np.random.SeedSequence([rules.seed, round, training.handed])))
         pool = [pool[i] for i in lot.permutation(len(pool))]
     seeds, tasks, at_work = TaskSeeds.from_rng(round_rng(rules.seed, round)), dict[ClientId, Task](), {}
+    had = training.given[1] if training.given[0] == round else frozenset()
     for who in pool:
         if len(tasks) == free:
             break
         if present(who):
             number = training.handed + len(tasks)
-            at_work[who], tasks[who] = _task(training, rules, who, number=number, seed=seeds.of(who))
-    handed = training.handed + len(tasks)
-    return replace(training, at_work={**training.at_work, **at_work}, handed=handed), tasks
+            seed = seeds.of(f"{who}/{number}" if who in had else who)  # not the batches of its last task once more
+            at_work[who], tasks[who] = _task(training, rules, who, number=number, seed=seed)
+    return replace(
+        training,
+        at_work={**training.at_work, **at_work},
+        handed=training.handed + len(tasks),
+        given=(round, had.union(tasks)),
+    ), tasks
 
 
 def _task(training: Training, rules: Rules, who: ClientId, *, number: int, seed: int) -> tuple[Handed, Task]:

@@ -38,7 +38,8 @@ def digits() -> DataSet:
 def wisdm(folder: DataFolderReader) -> DataSet:
     """5,418 spans of ten seconds of a phone's accelerometer, 43 features, six activities, 36 users (Kwapisz 2010).
 
-    Features are standardised over all users; a peak that the lab left undefined becomes the mean.
+    Features are standardised over all samples, those that will test among them: they are dealt later. A peak that the
+    lab left undefined becomes the mean.
     """
     name = "wisdm/wisdm_v1.1_transformed.npz"
     held = folder.arrays(name, limit=1 << 26)

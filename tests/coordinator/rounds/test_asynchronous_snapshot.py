@@ -15,9 +15,10 @@ from tests.coordinator.rounds.test_asynchronous_training import METHOD, MOMENTS,
 
 
 def assert_same(found: Training, wanted: Training) -> None:
-    assert (found.versions, found.handed, dict(found.scales)) == (
+    assert (found.versions, found.handed, found.given, dict(found.scales)) == (
         wanted.versions,
         wanted.handed,
+        wanted.given,
         dict(wanted.scales),
     )
     assert list(found.recent.items()) == list(wanted.recent.items())
