@@ -30,7 +30,7 @@ from coordinator.storage.experiment_trackers import open_trackers
 from coordinator.storage.status import newest_rounds
 from coordinator.storage.store import Store
 from coordinator.strategies.common.representation import annotate_representations
-from coordinator.strategies.registry import kept_settings, method_settings
+from coordinator.strategies.registry import kept_settings
 from edge_client.errors import EXIT_OK, ConfigError, FedcentersError
 from edge_client.malloc import give_back_large_blocks
 from edge_client.protocol.topics import Topics
@@ -314,6 +314,6 @@ def _every_setting(run: RunConfig, config: CoordinatorConfig) -> str:
     """All settings of a run's method as comments, with the defaults that the configuration does not set."""
     import tomli_w
 
-    settings = kept_settings(run.method, method_settings(make_strategy(run, config)))
+    settings = kept_settings(run.method, make_strategy(run, config))
     lines = annotate_representations(tomli_w.dumps(settings)).splitlines()
     return "\n".join(f"# {line}" for line in (f"Every setting of run {run.name}, {run.method}:", *lines)) + "\n"

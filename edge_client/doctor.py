@@ -62,6 +62,7 @@ MASK_MIB = 4  # a million parameters in words of 32 bits
 EARLIEST_CLOCK = dt.datetime(2026, 1, 1, tzinfo=dt.timezone.utc)  # a clock before this software is wrong
 # MQTT 3.1.1 CONNECT: a clean session under an empty client id, keepalive 60 s; and the first byte of its answer.
 CONNECT_PACKET = b"\x10\x0c\x00\x04MQTT\x04\x02\x00\x3c\x00\x00"
+DISCONNECT_PACKET = b"\xe0\x00"
 CONNACK_TYPE = 0x20
 IDENTIFIER_REJECTED = 2  # the broker answers, and wants a name: it can be reached
 CONNECT_REFUSALS = {4: "the broker refuses our name or password", 5: "the broker does not let this device in"}
@@ -234,9 +235,7 @@ def _broker(config: ClientConfig) -> str:
     if with_certificate and _client_runs(config):
         left_out = "this device's client is running, and a second login would end its connection"
     own = {"certificate": config.certificate, "key": config.key} if with_certificate else {}
-    began_s = time.perf_counter()
-
-    now = dt.datetime.now(dt.timezone.utc)
+    began_s, now = time.perf_counter(), dt.datetime.now(dt.timezone.utc)
 
     @contextlib.contextmanager
     def failures_told() -> Iterator[None]:
@@ -252,7 +251,7 @@ def _broker(config: ClientConfig) -> str:
         context = tls.client_context(tls.Credentials(ca=config.ca, **own), now) if encrypted else None
         if context is not None:
             line = stack.enter_context(context.wrap_socket(line, server_hostname=host))
-        answer = b"" if left_out else _log_in(line)
+        answer = _greet(line, login=not left_out) if enrolled else b""
     took = f"in {time.perf_counter() - began_s:.2f} s"
     if left_out:
         return f"{config.broker} takes connections{' over TLS' if encrypted else ''}, {took}; not logged in: {left_out}"
@@ -272,25 +271,31 @@ def _broker(config: ClientConfig) -> str:
     return f"{config.broker} answers {took}; {said}"
 
 
-def _log_in(line: socket.socket) -> bytes:
-    """CONNECT and DISCONNECT; -> the first bytes of the broker's answer. Raises OSError."""
+def _greet(line: socket.socket, *, login: bool) -> bytes:
+    """Send CONNECT, for a `login`, and DISCONNECT; -> the first bytes of the broker's answer, where it gives one.
+
+    Raises OSError; without a login, where a broker hangs up, only for a certificate that it refuses.
+    """
     try:
-        line.sendall(CONNECT_PACKET)
+        try:
+            line.sendall(CONNECT_PACKET if login else DISCONNECT_PACKET)
+        except OSError as wrong:
+            raise ConnectionError(tls.unread_alert(line.recv) or str(wrong)) from wrong
+        answer = line.recv(4)
     except OSError as wrong:
-        raise ConnectionError(tls.unread_alert(line.recv) or str(wrong)) from wrong
-    answer = line.recv(4)
+        if login or "alert" in str(wrong).lower():
+            raise
+        return b""
     with contextlib.suppress(OSError):
-        line.sendall(b"\xe0\x00")  # DISCONNECT
+        line.sendall(DISCONNECT_PACKET)
     return answer
 
 
 def _client_runs(config: ClientConfig) -> bool:
     try:
         lock_folder(config.state, by="client").close()
-    except ConfigError:
-        return True
-    except OSError:  # the check of the disk says so
-        return False
+    except (ConfigError, OSError) as wrong:  # the check of the disk tells the second
+        return isinstance(wrong, ConfigError)
     return False
 
 
@@ -303,9 +308,7 @@ def _certificate(config: ClientConfig) -> str:
     now = dt.datetime.now(dt.timezone.utc)
     tls.client_context(tls.Credentials(ca=config.ca, certificate=config.certificate, key=config.key), now)
     left = (tls.read_certificate(config.certificate).not_valid_after_utc - now).days
-    said = f"valid for {left} days" + (
-        "; renew it soon with `provision --renew`" if left < tls.EXPIRY_WARNING_DAYS else ""
-    )
+    said = f"valid for {left} days" + "; renew it soon with `provision --renew`" * (left < tls.EXPIRY_WARNING_DAYS)
     if config.ca is None:
         return said
     ends = tls.read_certificate(config.ca).not_valid_after_utc

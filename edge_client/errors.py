@@ -19,6 +19,7 @@ error into that message on stderr and that exit code.
 from __future__ import annotations
 
 import errno
+import traceback
 
 from edge_client import console_script
 from edge_client.users_code import UsersLine, users_line
@@ -79,7 +80,9 @@ class FedcentersError(Exception):
         self.message, self.hint = message, hint
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython shows: no frames of ours."""
+        """What IPython shows: no frames of ours. Of an error of no kind it shows all, the user's own among them."""
+        if type(self) is FedcentersError:
+            return ["".join(traceback.format_exception(None, self, self.__traceback__))]
         return [f"{type(self).__name__}: {self}"]
 
 

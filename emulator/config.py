@@ -22,7 +22,7 @@ from coordinator.strategies.base import Strategy
 from coordinator.strategies.common.method_value import forgotten_decorator
 from coordinator.strategies.common.representation import annotate_representations
 from coordinator.strategies.documentation import setting_words
-from coordinator.strategies.registry import Setting, kept_settings, make_method, method_settings
+from coordinator.strategies.registry import kept_settings, make_method, method_settings
 from edge_client import __version__
 from edge_client.errors import ConfigError, UsageError
 from edge_client.toml_files import read_toml
@@ -78,14 +78,14 @@ def make_args(*tables: Mapping[str, Any], strategy: Strategy | None = None) -> S
     return SimulateArgs(**values, settings=settings)
 
 
-def resolved_table(args: SimulateArgs, settings: Mapping[str, Setting]) -> dict[str, Any]:
+def resolved_table(args: SimulateArgs, strategy: Strategy) -> dict[str, Any]:
     """A run's config.toml: every key that has a value, and every setting of the method, defaults included.
 
     Raises UsageError for a setting that a file cannot hold.
     """
     values = {key: getattr(args, row.name) for key, row in OPTIONS.items()}
     plain = {key: str(v) if isinstance(v, Path) else v for key, v in values.items() if v is not None and v != ""}
-    return plain | kept_settings(args.method, settings)
+    return plain | kept_settings(args.method, strategy)
 
 
 def made_with() -> dict[str, str]:
@@ -107,7 +107,7 @@ def example_config(method: str) -> str:
     import tomli_w
 
     args, strategy = SimulateArgs(method=method), make_method(method)
-    table = resolved_table(args, method_settings(strategy))
+    table = resolved_table(args, strategy)
     lines = ["# A simulated run: fedcenters-emulator simulate FILE. Keys that stand behind # have no value here."]
     for key, row in OPTIONS.items():
         known = tomli_w.dumps({key: table[key]}).strip() if key in table else f'# {key} = ""'

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from coordinator.nearest.fit_router import LARGEST_LIMIT, CenterMeasurement, learn_router, local_round_of
-from coordinator.nearest.fleet_profiles import answer_profiles, leave_one_out
+from coordinator.nearest.fleet_profiles import answer_profiles, leave_one_out, make_profile
 from coordinator.strategies.common.local_sgd import LocalSgd
 from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.errors import Malformed
@@ -27,7 +27,7 @@ from edge_client.protocol.nearest.answer_moments import (
     AnswerMoments,
     answer_moments,
 )
-from edge_client.protocol.nearest.input_moments import InputProfile, make_profile, moments_of
+from edge_client.protocol.nearest.input_moments import InputProfile, moments_of
 from edge_client.protocol.nearest.router import InputSketch, LocalRound, Router
 from edge_client.protocol.task import F64, I64, Array, ClientId, Flat
 from edge_client.training.learner import Learner

@@ -14,10 +14,10 @@ from typing import TypeVar, cast
 import numpy as np
 
 from coordinator.nearest.fit_router import CenterMeasurement, feature_baseline, learn_router
-from coordinator.nearest.fleet_profiles import answer_profiles, leave_one_out
+from coordinator.nearest.fleet_profiles import answer_profiles, distance_of, leave_one_out, make_profile
 from coordinator.strategies.base import Replies
 from edge_client.protocol.nearest.answer_moments import MAX_CLASSES, AnswerLook, AnswerMoments
-from edge_client.protocol.nearest.input_moments import InputMoments, make_profile
+from edge_client.protocol.nearest.input_moments import InputMoments
 from edge_client.protocol.nearest.router import LocalRound, Router
 from edge_client.protocol.task import I64, Array, ClientId
 
@@ -147,7 +147,7 @@ def _answers_apart(
         profiles = answer_profiles(answers, at, without=i, least=MIN_INPUTS)
         if profiles is not None and all(look.test.n for look in looks):
             pairs = zip(profiles, looks, strict=True)
-            found[c] = np.array([profile.distance_of(look.test) for profile, look in pairs])
+            found[c] = np.array([distance_of(profile, look.test) for profile, look in pairs])
     return found
 
 

@@ -13,7 +13,7 @@ from itertools import chain
 from coordinator.aggregation.sum_graph import Graph
 from edge_client.errors import Malformed
 from edge_client.protocol.secure import keys
-from edge_client.protocol.secure.shamir import combine_shares
+from edge_client.protocol.secure.shamir import MAX_SHARES, PRIME, SECRET_BYTES, read_share
 from edge_client.protocol.secure.sum_messages import DealtShares, RevealedShares
 
 
@@ -109,3 +109,25 @@ def _combined(dealer: str, shares: Mapping[int, bytes]) -> bytes:
         return combine_shares(shares)
     except Malformed as wrong:
         raise Malformed("bad_hash", f"the shares of {dealer} belong to no secret") from wrong
+
+
+def combine_shares(shares: Mapping[int, bytes]) -> bytes:
+    """The secret [31 bytes] from exactly `threshold` shares by their x. Raises Malformed where there is no such secret.
+
+    Wrong or too few shares may also give another secret: the caller compares it with what its owner announced.
+    """
+    values = {x: read_share(share) for x, share in shares.items()}
+    if not values or not all(1 <= x <= MAX_SHARES for x in values):
+        raise Malformed("bad_field", f"shares of x {sorted(values)}")
+    secret = 0
+    for x, value in values.items():
+        top = bottom = 1
+        for other in values:
+            if other != x:
+                top = top * other % PRIME
+                bottom = bottom * (other - x) % PRIME
+        secret += value * top * pow(bottom, -1, PRIME)
+    secret %= PRIME
+    if secret >> (8 * SECRET_BYTES):
+        raise Malformed("bad_field", "the shares are not those of a secret of 31 bytes")
+    return secret.to_bytes(SECRET_BYTES, "little")

@@ -20,6 +20,7 @@ from coordinator.runtime.leadership import Leadership
 from coordinator.runtime.presence import DevicePresence, FleetPresence, TokenBucket
 from coordinator.runtime.sender import CoordinatorSender
 from coordinator.storage.event_log import EventLog
+from coordinator.storage.key_value_store import REVOKED_FACT
 from coordinator.storage.store import Store
 from edge_client.errors import Malformed
 from edge_client.protocol.message_schemas import ERR_CODES, MAX_DETAIL_CHARS
@@ -33,7 +34,6 @@ log = logging.getLogger(__name__)
 REQUESTS_PER_S, REQUESTS_BURST = 20.0, 40.0
 LOOK_S = 2.0  # from one look at the revoked names to the next
 UNHEARD_S = 5.0  # after the time over which devices spread their announcements to a new connection
-REVOKED_FACT = "revoked"  # the devices of which the log says so, as JSON
 RETRY_MS = {"rate": 2_000, "busy": 5_000}
 
 

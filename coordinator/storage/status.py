@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from coordinator.rounds.round_record import SCORES, center_sizes, reached_in_words, upgraded_record, versions_in_words
 from coordinator.storage.event_log import COUNTED_UPDATES
+from coordinator.storage.key_value_store import REVOKED_FACT
 from coordinator.storage.run_reader import NoRunYet, open_database
 from edge_client import __version__
 from edge_client.errors import HINT, ConfigError
@@ -41,6 +42,8 @@ and (coalesce(json_extract(line, '$.accuracy.micro'), json_extract(line, '$.loss
 json_extract(line, '$.metrics')) is not null) = true order by id desc"""
 _SERVED = """
 select count(distinct json_extract(line, '$.device')) from events where json_extract(line, '$.event') = 'served'"""
+_TAKING_PART = """
+select (select count(*) from devices) - count(*) from devices where cid in (select value from json_each(?))"""
 _ERROR = """
 select (select json_extract(line, '$.message') from events where json_extract(line, '$.event') = 'error' and id > (
     select coalesce(max(id), 0) from events where json_extract(line, '$.event') = 'start') order by id desc limit 1)"""
@@ -93,7 +96,8 @@ def read_status(folder: Path) -> dict[str, Any]:
     """The enrolled fleet, the rounds of each run, the newest error, and the current exchange, as JSON values."""
     with open_database(folder) as db:
         facts = dict(db.execute("select key, value from meta").fetchall())
-        devices = db.execute("select count(*) from devices").fetchone()[0]
+        gone = "[]" if "done" in facts else facts.get(REVOKED_FACT, "[]")  # revoked after the end: it took part
+        devices = db.execute(_TAKING_PART, (gone,)).fetchone()[0]
         query = "select name, runs.run, max(round) from runs left join states on states.run = runs.run group by name"
         rounds = {name: (run, number) for name, run, number in db.execute(query).fetchall()}
         lesson = json.loads(facts.get("lesson", "{}"))

@@ -154,11 +154,15 @@ def batch_size(strategy: Strategy) -> int:
     return int(settings["batch-size"])
 
 
-def kept_settings(method: str, settings: Mapping[str, Any]) -> dict[str, Setting]:
-    """The settings of a method as a file has them: one that is None has no value there.
+def kept_settings(method: str, strategy: Any) -> dict[str, Setting]:  # noqa: ANN401 - any dataclass of settings
+    """The settings of `strategy`, named `method`, as a file has them: one that is None has no value there.
 
-    Raises UsageError for one that a file cannot hold.
+    Raises UsageError for one that a file cannot hold, as None where it is not the default.
     """
+    settings, defaults = method_settings(strategy), _defaults(strategy)
+    if lost := [key for key, value in settings.items() if value is None and defaults[key] is not None]:
+        told = f"{lost[0]} of {method} is None, which the file of a run cannot hold: it would be its default there"
+        raise UsageError(told, hint="give a value that stands for it, or make None the default")
     if wrong := [key for key, value in settings.items() if value is not None and not _fits_file(value)]:
         hint = "a setting is a number, a text, True or False, or a list of these: name what it stands for by a text"
         if hasattr(settings[wrong[0]], "tolist"):
@@ -190,6 +194,14 @@ def setting_types(method: Any) -> dict[str, str]:  # noqa: ANN401 - a dataclass 
             found |= setting_types(groups[f.name])
         elif f.metadata.get("setting", True):
             found[f.name.replace("_", "-")] = f.type.__name__ if isinstance(f.type, type) else str(f.type)
+    return found
+
+
+def _defaults(method: Any) -> dict[str, Any]:  # noqa: ANN401
+    """The default of each setting; `dataclasses.MISSING` where it has none, or makes one each time."""
+    found = {f.name.replace("_", "-"): f.default for f in fields(method)}
+    for group in _groups(method).values():
+        found |= {key: getattr(group, key.replace("-", "_")) for key in setting_types(group)}
     return found
 
 

@@ -65,7 +65,7 @@ def read_image(path: Path, table: Mapping[str, Any], *, label: str) -> tuple[Arr
         zlib.error,
         Image.DecompressionBombError,
     ) as wrong:  # Pillow's own ways
-        raise DamagedPicture(f"it is damaged, or no picture that can be read: {wrong}") from wrong
+        raise DamagedPicture(f"it is damaged, or not {', '.join(FORMATS)}: {wrong}") from wrong
     if mode == "RGB" and pixels.ndim == 2:  # noqa: PLR2004 - gray: the same in each channel
         pixels = np.repeat(pixels[:, :, None], 3, axis=2)
     x = pixels.reshape(height, width, -1).transpose(2, 0, 1)[None] / np.float32(255)

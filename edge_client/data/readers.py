@@ -152,7 +152,7 @@ def _leave_out(damaged: Mapping[str, ConfigError], parts: Sequence[DataFile]) ->
     known = {Path(part.name).parent for part in sound}
     for name, wrong in damaged.items():
         if len(damaged) > len(sound) or Path(name).parent not in known:
-            raise ConfigError(wrong.message, hint="copy it again, or remove it")
+            raise ConfigError(wrong.message, hint="copy it again, save it as PNG, or remove it")
     if damaged:
         told = len(damaged), len(parts), first_of([*damaged], 9), wrong.__cause__
         log.warning("%d of %d files are left out: %s (%s)", *told)

@@ -5,9 +5,11 @@ A local update keeps its tensors on the device from step to step. torch is impor
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import io
 import json
+import math
 import re
 import threading
 import typing
@@ -40,8 +42,12 @@ _MEMBERS = re.compile(
 _NAME = re.compile(r"[\w.+\-/: ]*")  # no call can be written so
 _PLACE = re.compile(r'[^"\\\x00-\x1f]*')  # of a tensor or layer in its module, which torch writes between quotes
 _SIZE = re.compile(
-    r"(?:'(?:[a-z]+\d+|[\d.e+-]+)'|[a-z]+=(?:True|False|\d+)\b|[A-Z]\w*\b|[a-z]+\d+\b|[\d\s()+*/%,<>=-])*"
+    r"(?:'(?:[a-z]+\d+|[\d.+-]+(?:e[+-]?\d{1,3})?)'|[a-z]+=(?:True|False|\d{1,3})\b|(?:Add|Mul|Pow(?:ByNatural)?|FloatPow"
+    r"|Max|Min|Abs|(?:Python)?Mod|(?:Floor|Clean|Ceil|IntTrue|FloatTrue)Div|ModularIndexing|Where|Identity|And|Or|Not"
+    r"|(?:Ceil|Floor|Trunc|Round)ToInt|(?:TruncTo|To)?Float|Rational|Integer|Symbol|(?:Une|E)quality|(?:Strict)?LessThan"
+    r"|(?:Strict)?GreaterThan|Piecewise|ExprCondPair|[A-Z][A-Za-z]+Fn_\w+)\b|[a-z]+\d+\b|[\d\s()+*/%,<>=-])*"
 )
+_MAX_SIZE_CHARS, _MAX_DIGITS, _MAX_POWER = 20_000, 40, 4_096  # of a size; sympy computes its numbers when it reads them
 _CALLED = re.compile(
     r"torch\.ops\.(?:aten|prims|higher_order|torchvision)\.(?!from_file\b|inline_asm|print\b)\w+(?:\.\w+)?"
     r"|torch\._?sym_\w+|math\.\w+"
@@ -296,9 +302,41 @@ def _refuse_texts(graph: object, file: str) -> None:
             left += [("", name) for name in value] + [item for item in value.items() if not _is_quoted(*item)]
         elif isinstance(value, list):
             left += [(key, item) for item in value]
-        elif isinstance(value, str) and not _TEXTS.get(key, _NAME).fullmatch(value):
+        elif isinstance(value, str) and not (
+            _TEXTS.get(key, _NAME).fullmatch(value) and (key != "expr_str" or _is_quick(value))
+        ):
             told = f"{file} has the {key or 'name'} {value!r:.80}, which no program has"
             raise ProgramRefused(told, hint="compile the program with fedcenters")
+
+
+def _is_quick(size: str) -> bool:
+    """Whether the numbers in it are small, and so are its powers, however they are nested: 9**9**9 has no end."""
+    if len(size) > _MAX_SIZE_CHARS:
+        return False
+    try:
+        nodes = list(ast.walk(ast.parse(size.strip(), mode="eval")))
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return False
+    powers = [node.right for node in nodes if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow)]
+    for call in (node for node in nodes if isinstance(node, ast.Call)):
+        name = getattr(call.func, "id", "")
+        powers += call.args[1:] if "Pow" in name else []
+        if name == "Float" and len(call.args) > 1:  # the digits that it computes
+            return False
+    numbers = [str(node.value) for node in nodes if isinstance(node, ast.Constant)]
+    return math.prod(map(_exponent, powers)) <= _MAX_POWER and all(len(number) <= _MAX_DIGITS for number in numbers)
+
+
+def _exponent(power: ast.AST) -> float:
+    """Its amount, and at least 1, where it is a number; else infinity."""
+    if isinstance(power, ast.UnaryOp):
+        return _exponent(power.operand)
+    if isinstance(power, ast.Call) and getattr(power.func, "id", "") in ("Integer", "Float", "Rational"):
+        power = power.args[0] if power.args else power
+    try:
+        return max(1.0, abs(float(getattr(power, "value", ""))))
+    except ValueError:
+        return math.inf
 
 
 def _is_quoted(key: str, value: Any) -> bool:  # noqa: ANN401 - any JSON

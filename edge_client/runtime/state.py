@@ -365,6 +365,12 @@ def lock_state(folder: Path) -> IO[str]:
         )
 
 
+def lock_cache(folder: Path) -> IO[str]:
+    """Keep what the state folder has of sites for this process, after others that have it. Raises ConfigError."""
+    with _refuse_unwritable():
+        return lock_folder(folder / "cache", by="nearest", wait=True)
+
+
 def _open_folder(path: Path) -> BlobFolder:
     """The folder of what this device trained, for its owner alone."""
     with _refuse_unwritable():

@@ -9,15 +9,18 @@ from typing import IO
 from edge_client.errors import ConfigError
 
 
-def lock_folder(folder: Path, *, by: str, hint: str = "stop that one, or use another folder") -> IO[str]:
+def lock_folder(
+    folder: Path, *, by: str, hint: str = "stop that one, or use another folder", wait: bool = False
+) -> IO[str]:
     """Lock `folder`/lock until the file is closed; the kernel releases the lock when the process dies.
 
-    Makes the folder. Raises ConfigError when it is locked already, by another `by`; OSError when it cannot be written.
+    Makes the folder. Where it is locked already, by another `by`, it waits, or else raises ConfigError; OSError when it
+    cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     file = (folder / "lock").open("w")
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError as taken:
         file.close()
         raise ConfigError(f"{folder} is in use by another {by}", hint=hint) from taken

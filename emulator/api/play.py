@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from coordinator.models.members import check_model_name
 from coordinator.storage.experiment_trackers import open_trackers
-from coordinator.strategies.registry import method_settings
 from edge_client.errors import UsageError
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import ClientId, Flat
@@ -62,7 +61,7 @@ def play(  # noqa: PLR0913 - the parts of a run
     loaded = load_fleet(run, fleet)
     busy(f"preparing the model for {len(loaded.split.devices)} devices")
     args = loaded.args
-    table = resolved_table(args, method_settings(run.strategy))
+    table = resolved_table(args, run.strategy)
     settings = replace(run.settings, attack=run.attack.make_attack(loaded.attackers, args.seed))
     marks = _marks(model, loaded.split)
     running = ExitStack()

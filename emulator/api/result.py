@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from coordinator.rounds.metrics import ari
 from coordinator.strategies.base import Strategy
-from coordinator.strategies.registry import batch_size, method_name, method_settings
+from coordinator.strategies.registry import batch_size, method_name
 from edge_client.errors import ConfigError, UsageError
 from edge_client.protocol.task import Array, ClientId, Flat
 from emulator.api.checks import in_words_of_python
@@ -329,7 +329,7 @@ class Result:
             path = path.resolve()
         say = log.warning if mine is None or mine.resolve() != path.resolve() else log.debug
         args = replace(self.args, out=path.parent, name=path.name)
-        table = resolved_table(args, method_settings(self.method))
+        table = resolved_table(args, self.method)
         parts = partial(run_parts, self.split.devices, self.run.schema, self.marks)
         with (
             in_words_of_python(),

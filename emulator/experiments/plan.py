@@ -140,13 +140,13 @@ class ExperimentPlan:
     judged: str = ""  # the row that is compared with the best other one, in a table with a column for each method
 
     def only(self, asked: Sequence[str]) -> tuple[TableCell, ...]:
-        """The cells of the named methods and rows, of the named columns, and of the numbers of centers ("K=10").
+        """The cells of the named methods and rows ("WeCFL, K = 10" or without K), columns, numbers of centers ("K=10").
 
         Of a kind that is not named all are taken. Several words may stand in one, with commas (`split_words`). Raises
         UsageError for a word that the table lacks, and for words that no cell has together, as "FedAvg" and "K=10".
         """
         kinds: list[Callable[[TableCell], set[str]]] = [
-            lambda cell: {cell.row.method, cell.row.name},
+            lambda cell: {cell.row.method, cell.row.name, cell.row.label},
             lambda cell: {cell.column.name},
             lambda cell: {f"K={cell.row.k}"},
         ]
@@ -154,8 +154,9 @@ class ExperimentPlan:
         every = set().union(*there)
         words = {word for one in asked for word in split_words(one, every)}
         if unknown := sorted(words - every):
-            known = "; ".join(", ".join(sorted(some)) for some in there)
-            raise UsageError(f"{self.name} has no {', '.join(unknown)}", hint=f"use some of {known}")
+            what = zip(("rows and methods", "columns", "numbers of centers"), there, strict=True)
+            known = ". ".join(f"{kind}: {'; '.join(sorted(some))}" for kind, some in what)
+            raise UsageError(f"{self.name} has no {'; '.join(unknown)}", hint=f"use some of its {known}")
         named = [words & known for known in there]
         chosen = tuple(
             cell

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -46,7 +46,7 @@ def answer_nearest(bundle: Bundle, question: Mapping[str, Any]) -> dict[str, Any
     given = QUESTION_SCHEMAS[how](question, "the question")
     router, n, k = bundle.router, given.get("n", selection_rule.ASSUMED_SAMPLES), len(bundle.manifest["centers"])
     if how == "votes":
-        return selection_rule.choose_by_votes(_one_per_center(given["votes"], k)).to_json()
+        return choose_by_votes(_one_per_center(given["votes"], k)).to_json()
     if how == "loss":
         distances: Array = np.array(_one_per_center(given["losses"], k))
         abstain = selection_rule.guessing_loss(bundle.program)
@@ -70,3 +70,11 @@ def _one_per_center(values: list[Any], centers: int) -> list[Any]:
 def parse_device(value: object) -> str | None:
     """A device's name from a request, or None. Raises Malformed for what is no name."""
     return None if value is None else check_cid(value)
+
+
+def choose_by_votes(votes: Sequence[int] | Array) -> selection_rule.CenterChoice:
+    """Votes [K]: how many samples each center explains best (FedSoft, algorithm 1). Distance: 1 - its share."""
+    counts = np.asarray(votes, dtype=np.float64)
+    if counts.sum() <= 0:
+        raise Malformed("bad_field", "votes count no sample")
+    return selection_rule.choose_by_distance(1 - counts / counts.sum(), 1.0)

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -172,7 +173,9 @@ def test_a_broker_that_is_away_is_a_fail_also_where_the_device_would_not_log_in(
 
 
 @pytest.mark.broker
-def test_a_revoked_device_is_told_so_at_every_try(tmp_path: Path) -> None:
+@pytest.mark.parametrize("joined", [False, True])
+def test_a_revoked_device_is_told_so_at_every_try(tmp_path: Path, *, joined: bool) -> None:
+    """Also beside its client, in whose place it does not log in."""
     with guarded_broker(tmp_path, "dev-1") as broker:
         home = broker.work.folder / "devices" / "dev-1"
         config = with_certificate(tmp_path, broker.url, home)
@@ -180,9 +183,10 @@ def test_a_revoked_device_is_told_so_at_every_try(tmp_path: Path) -> None:
         broker.reload()
         while try_connect(broker.url, broker.credentials("dev-1")) == "":  # until the broker has taken the signal
             pass
-        for _ in range(20):  # the broker's close overtakes the first packet in about one of six
-            said = doctors._checked("broker", doctors._broker, config)
-            assert (said.ok, "the broker says that our certificate was revoked" in said.said) == (False, True), said
+        with lock_state(config.state) if joined else nullcontext():
+            for _ in range(20):  # the broker's close overtakes the first packet in about one of six
+                said = doctors._checked("broker", doctors._broker, config)
+                assert (said.ok, "the broker says that our certificate was revoked" in said.said) == (False, True), said
 
 
 def test_what_is_wrong_is_a_fail_with_a_hint_and_an_exit_code(

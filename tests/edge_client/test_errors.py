@@ -40,5 +40,13 @@ def test_ipython_shows_what_is_wrong_without_frames_of_ours(tmp_path: Path) -> N
     assert done.stdout + done.stderr == "ConfigError: no broker\n\nhint: start it\n"
 
 
+def test_ipython_shows_the_users_line_of_an_error_of_no_kind(tmp_path: Path) -> None:
+    """As of a metric of the user's that failed in a worker: the message alone was shown."""
+    shell = [sys.executable, "-m", "IPython", "--no-banner", "--colors=NoColor", "--ipython-dir", str(tmp_path)]
+    cell = "from edge_client.errors import FedcentersError\ndef mine():\n    raise FedcentersError('failed')\nmine()"
+    done = subprocess.run([*shell, "-c", cell], capture_output=True, text=True, check=False)
+    assert "line 3, in mine\n    raise FedcentersError('failed')" in done.stdout + done.stderr
+
+
 def test_too_little_memory_is_no_bug() -> None:
     assert describe_error(MemoryError()).startswith("this machine: too little memory\n\nhint: use fewer")

@@ -18,6 +18,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 import fedcenters as fc
+from coordinator.strategies.registry import make_method
 from edge_client.errors import ConfigError, UsageError
 from emulator.cli import app
 from emulator.config import resolved_table
@@ -31,7 +32,8 @@ ASKED = SimulateArgs(method="fedavg", devices=4, rounds=1, settings={"local-step
 def opened(args: SimulateArgs, *, resume: bool = False) -> tuple[str, str]:
     """-> the name of the folder that these options get, and what the user is told."""
     told: list[str] = []
-    with open_run_folder(args, resolved_table(args, args.settings), resume=resume, say=told.append) as folder:
+    table = resolved_table(args, make_method(args.method, **args.settings))
+    with open_run_folder(args, table, resume=resume, say=told.append) as folder:
         (folder / "metrics.jsonl").touch()
     return folder.name, "\n".join(told)
 

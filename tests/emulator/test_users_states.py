@@ -15,7 +15,7 @@ import fedcenters as fc
 from coordinator.strategies.base import Fleet, Round, State
 from edge_client.errors import UsageError
 from edge_client.protocol.task import Schema
-from tests.support.has_option import HasOption
+from tests.support.has_option import HasDefault, HasOption
 
 Change = Callable[[State, list[str]], dict[str, Any]]
 ONE = [1]
@@ -104,6 +104,12 @@ def test_a_setting_that_no_file_can_hold_is_told_before_the_first_round(value: o
     """It ended after the first round in a TypeError of json that named no setting."""
     with pytest.raises(UsageError, match=r"option of .*HasOption is .*, which the file of a run cannot hold"):
         fc.simulate(HasOption(local_steps=1, option=value), fleet=FLEET, rounds=1, progress=False)
+
+
+def test_none_in_place_of_another_default_is_told_before_the_first_round() -> None:
+    """It was missing in config.toml, so that `fc.load` gave the default."""
+    with pytest.raises(UsageError, match=r"option of .*HasDefault is None, which the file of a run cannot hold"):
+        fc.simulate(HasDefault(local_steps=1, option=None), fleet=FLEET, rounds=1, progress=False)
 
 
 def test_an_array_as_a_setting_is_told_with_the_list_to_write() -> None:

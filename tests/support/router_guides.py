@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from edge_client.protocol.nearest.input_moments import make_profile, moments_of
+from coordinator.nearest.fleet_profiles import make_profile
+from edge_client.protocol.nearest.input_moments import moments_of
 from edge_client.protocol.nearest.router import (
     FeatureBaseline,
     FeatureRule,

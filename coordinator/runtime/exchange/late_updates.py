@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping
 from coordinator.rounds.update_validation import ReplySpec, outliers, update_moves
 from coordinator.runtime.exchange.task_messages import ExchangeContext, PreparedTask
 from coordinator.runtime.exchange.upload_receiver import Announcement, UploadPolicy, UploadReceiver
-from coordinator.runtime.exchange.uploads import UploadCredits
+from coordinator.runtime.exchange.uploads import NO_CREDIT, UploadCredits
 from coordinator.runtime.sender import RETRY_MS
 from coordinator.storage.exchange_store import ExchangeKey, StoredReply
 from edge_client.errors import Malformed
@@ -58,7 +58,7 @@ class LateUpdates:
         if asked is None or said.update.kind != "delta" or said.update.size > asked.max_size:
             return False
         if said.update.inline is None and self._credits.is_full(cid, said.update.size, now_s):
-            self._context.sender.send(cid, "err", re=said.ident, code="busy", retry_ms=RETRY_MS)
+            self._context.sender.send(cid, "err", re=said.ident, code="busy", detail=NO_CREDIT, retry_ms=RETRY_MS)
         else:
             self._credits.give(cid, said.update, now_s)
             self._receiver.announce(said)

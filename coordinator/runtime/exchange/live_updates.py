@@ -25,7 +25,7 @@ from coordinator.runtime.exchange.journalled_training import EXPIRED, Journalled
 from coordinator.runtime.exchange.live_exchange import REVOKED
 from coordinator.runtime.exchange.task_messages import ExchangeContext
 from coordinator.runtime.exchange.upload_receiver import Announcement, UploadPolicy, UploadReceiver
-from coordinator.runtime.exchange.uploads import UploadCredits
+from coordinator.runtime.exchange.uploads import NO_CREDIT, UploadCredits
 from coordinator.storage.exchange_store import ExchangeKey, StoredReply
 from coordinator.storage.journal_store import EXPIRE, REFUSE
 from edge_client.errors import Malformed
@@ -214,7 +214,7 @@ class LiveUpdates:
             self.sync()
             return
         if update.inline is None and self._credits.is_full(said.cid, update.size, now_s):
-            self._context.sender.send(said.cid, "err", re=said.ident, code="busy", retry_ms=BUSY_MS)
+            self._context.sender.send(said.cid, "err", re=said.ident, code="busy", detail=NO_CREDIT, retry_ms=BUSY_MS)
             return
         self._credits.give(said.cid, update, now_s)
         self._receiver.announce(said)

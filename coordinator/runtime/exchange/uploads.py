@@ -21,6 +21,7 @@ from edge_client.protocol.task import ClientId
 from edge_client.protocol.topics import routing_label
 from edge_client.transport.blobs import PartialBlob, StagedBlob
 
+NO_CREDIT = "an upload waits until fewer other devices upload"  # the detail of its `busy`
 MAX_BAD_BLOCKS = 16  # after this many unreadable blocks a transfer is closed
 
 

@@ -11,7 +11,6 @@ gives scores only.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +19,6 @@ from edge_client.errors import Malformed
 from edge_client.protocol.task import F64, Array
 
 MAX_CLASSES = 32  # a profile has 2 C^2 numbers for each center; models of more classes have none
-SHRINKAGE = 0.01  # of the covariance towards a multiple of the identity: a class may be named a few times only
 MIN_VARIANCE = 1e-9  # of the scores, on average
 MAX_SCORE = 1e7  # of a mean; scores of a trained model are below some hundreds
 ENTROPY_ROUNDING = 1e-3
@@ -99,12 +97,6 @@ class AnswerProfile:
         apart = np.asarray(logits, np.float64) - self.means[np.argmax(logits, axis=-1)]
         return float(np.einsum("nc,cd,nd->n", apart, self.precision, apart).mean() / len(self.means))
 
-    def distance_of(self, moments: AnswerMoments) -> float:
-        """The same distance of samples of which only the moments are known."""
-        cross = moments.first.T @ self.means
-        around = moments.second - cross - cross.T + (self.means.T * moments.counts) @ self.means
-        return max(0.0, float((self.precision * around).sum() / (max(moments.n, 1.0) * len(self.means))))
-
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerLook:
@@ -147,16 +139,3 @@ def answer_moments(logits: Array) -> AnswerMoments:
     scores = np.asarray(logits, np.float64)
     named = np.eye(scores.shape[-1])[scores.argmax(axis=-1)]
     return AnswerMoments(counts=named.sum(axis=0), first=named.T @ scores, second=scores.T @ scores)
-
-
-def make_answer_profile(parts: Iterable[AnswerMoments]) -> AnswerProfile:
-    """The profile of these devices, of at least one sample; a class that is never named has the mean of all scores."""
-    first, *others = parts
-    total = sum(others, start=first)
-    classes, n = len(total.counts), max(1.0, float(total.counts.sum()))
-    seen = np.maximum(total.counts, 1)[:, None]
-    means = np.where(total.counts[:, None] > 0, total.first / seen, total.first.sum(axis=0) / n)
-    within = (total.second - (total.counts[:, None] * means).T @ means) / n
-    floor = SHRINKAGE * max(float(np.trace(within)) / classes, MIN_VARIANCE)
-    precision: F64 = np.asarray(np.linalg.inv(within + floor * np.eye(classes)), np.float64)
-    return AnswerProfile(means=means, precision=precision)

@@ -10,7 +10,6 @@ no label and nearly ignores how frequent the classes are on a device.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,9 +22,6 @@ MAX_VALUES = 64  # values of a sample; more are folded to so many
 MAX_AXES = 4  # axes of a sample, its first ones, whose autocorrelation is a feature
 MIN_AXIS = 3  # a shorter axis has no autocorrelation
 MAX_FEATURES = MAX_VALUES + MAX_AXES
-SHRINKAGE = 0.002  # of the correlations towards 0; more would hide values that always add up to the same sum
-VARIANCE_FLOOR = 0.001  # of the mean variance of the features, added to each: a pixel may be empty in a small fleet
-MIN_SPREAD = 1e-6  # of a feature
 MIN_VARIANCE = 1e-9  # of the values of a sample
 MAX_FEATURE = 1e7  # of a mean: arcsinh of a float32 is below 90, and a hundred thousand values may share a place
 PART_VALUES = 1 << 18  # of samples
@@ -123,20 +119,6 @@ def input_features(x: Array) -> F64:
     """Samples [n, ...] -> [n, d]; see the module."""
     values = np.arcsinh(np.asarray(x, np.float64))
     return np.concatenate([_folded(values.reshape(len(x), -1)), *_autocorrelations(values)], axis=1)
-
-
-def make_profile(parts: Iterable[InputMoments]) -> InputProfile:
-    """The profile of all these devices; at least one."""
-    first, *others = parts
-    total = sum(others, start=first)
-    mean = total.first / total.n
-    covariance = total.second / total.n - np.outer(mean, mean)
-    variance = np.maximum(np.diag(covariance), 0.0)
-    spread = np.sqrt(np.maximum(variance + VARIANCE_FLOOR * variance.mean(), MIN_SPREAD**2))
-    correlation = (1 - SHRINKAGE) * covariance / np.outer(spread, spread)
-    np.fill_diagonal(correlation, 1.0)
-    precision: F64 = np.asarray(np.linalg.inv(correlation), np.float64)
-    return InputProfile(mean=mean, spread=spread, precision=precision)
 
 
 def _folded(flat: F64) -> F64:

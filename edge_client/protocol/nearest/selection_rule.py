@@ -75,14 +75,6 @@ def choose_by_distance(
     )
 
 
-def choose_by_votes(votes: Sequence[int] | Array) -> CenterChoice:
-    """Votes [K]: how many samples each center explains best (FedSoft, algorithm 1). Distance: 1 - its share."""
-    counts = np.asarray(votes, dtype=np.float64)
-    if counts.sum() <= 0:
-        raise Malformed("bad_field", "votes count no sample")
-    return choose_by_distance(1 - counts / counts.sum(), 1.0)
-
-
 def sketch_distance(point: Array, points: Array) -> Array:
     """A sketch [d] and those of the centers [K, d] -> the root of their mean squared difference [K]."""
     if point.shape != points.shape[1:]:

@@ -7,8 +7,6 @@ degree t - 1 at x = 1 to 255, in 32 bytes, little-endian, below the prime.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from edge_client.errors import Malformed
 
 PRIME = 2**255 - 19
@@ -36,28 +34,6 @@ def split_secret(secret: bytes, random: bytes, *, threshold: int, count: int) ->
             value = (value * x + coefficient) % PRIME
         shares.append(value.to_bytes(SHARE_BYTES, "little"))
     return shares
-
-
-def combine_shares(shares: Mapping[int, bytes]) -> bytes:
-    """The secret [31 bytes] from exactly `threshold` shares by their x. Raises Malformed where there is no such secret.
-
-    Wrong or too few shares may also give another secret: the caller compares it with what its owner announced.
-    """
-    values = {x: read_share(share) for x, share in shares.items()}
-    if not values or not all(1 <= x <= MAX_SHARES for x in values):
-        raise Malformed("bad_field", f"shares of x {sorted(values)}")
-    secret = 0
-    for x, value in values.items():
-        top = bottom = 1
-        for other in values:
-            if other != x:
-                top = top * other % PRIME
-                bottom = bottom * (other - x) % PRIME
-        secret += value * top * pow(bottom, -1, PRIME)
-    secret %= PRIME
-    if secret >> (8 * SECRET_BYTES):
-        raise Malformed("bad_field", "the shares are not those of a secret of 31 bytes")
-    return secret.to_bytes(SECRET_BYTES, "little")
 
 
 def read_share(share: bytes) -> int:

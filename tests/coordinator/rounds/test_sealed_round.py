@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from coordinator.rounds.metrics import CLASSES, Scoring
 from coordinator.rounds.privacy_accounting import privacy_spent
-from coordinator.rounds.round import round_rng, run_round
-from coordinator.rounds.sealed_evaluation import sealed_evaluation
+from coordinator.rounds.round import round_rng
 from coordinator.rounds.sealed_round import sealed_round, what_is_seen
-from coordinator.strategies.base import Exchange, PartOfCohort, Replies, SealedSums, State, SumByCenter, drive, learned
+from coordinator.strategies.base import Exchange, PartOfCohort, Replies, SealedSums, State, drive, learned
 from coordinator.strategies.common.local_sgd import LocalSgd
 from coordinator.strategies.common.loss_starts import COUNTS_KEY
 from coordinator.strategies.registry import METHODS, Setting, make_method
 from edge_client.data.dataset import DeviceData
 from edge_client.errors import ConfigError
-from edge_client.protocol.summed_task import SummedFit, SummedProbe
+from edge_client.protocol.summed_task import SummedFit
 from edge_client.protocol.task import ClientId, Reply, Task
 from edge_client.training.summed import CHOICE_SLOT
 from tests.support.methods import MethodWorld, build, world
@@ -223,48 +220,6 @@ def test_a_sum_that_was_seen_and_is_not_used_costs_epsilon(case: str) -> None:
     assert record["epsilon"] == expected["epsilon"] if case == "fedavg" else 0 < record["epsilon"] < expected["epsilon"]
 
 
-def test_an_evaluation_is_one_sum() -> None:
-    clear, sealed = world(build("ifca", CLEAR), LOCAL), world(build("ifca", {**SMALL, "secure": "updates"}), LOCAL)
-    one, other = clear.round(), sealed.round()
-    assert other.per_device == {}
-    assert other.per_center == (None, None)
-    assert other.accuracy.micro == one.accuracy.micro
-    assert other.accuracy.macro == pytest.approx(one.accuracy.macro, abs=1e-3)  # a score is off by one level at most
-    assert other.f1_of_devices.macro == pytest.approx(one.f1_of_devices.macro, abs=1e-3)
-    assert other.f1_pooled is None  # it needs counts of labels
-
-
-@pytest.mark.parametrize(("counts", "usual"), [(None, 0), ((3, 9), 1), ((9, 3), 0)])
-def test_a_device_without_a_choice_is_evaluated_with_the_center_of_most_devices(
-    counts: tuple[int, int] | None, usual: int
-) -> None:
-    made = trained("ifca", "updates", rounds=0)
-    assert isinstance(made.strategy, LocalSgd)
-    extra = dict(made.state.extra) | ({} if counts is None else {COUNTS_KEY: np.array(counts)})
-    exchanges = sealed_evaluation(
-        made.strategy, replace(made.state, extra=extra), made.fleet, sorted(made.fleet), batch=8, last=True
-    )
-    works = list(next(exchanges).values())
-    assert len(works) == len(LOCAL)
-    assert {work.usual for work in works if isinstance(work, SummedProbe)} == {usual}
-
-
-@pytest.mark.parametrize("asked", [0, len(LOCAL)])
-def test_an_evaluation_that_too_few_devices_answer_has_no_averages(asked: int) -> None:
-    made = trained("ifca", "updates", rounds=0)
-    assert isinstance(made.strategy, LocalSgd)
-
-    def no_answers(exchange: Exchange) -> Replies:
-        assert isinstance(exchange, SumByCenter)
-        return SealedSums(exchange, {})
-
-    report = drive(
-        sealed_evaluation(made.strategy, made.state, made.fleet, sorted(made.fleet)[:asked], batch=8, last=True),
-        no_answers,
-    )
-    assert (report.accuracy.micro, report.accuracy.macro, report.f1_of_devices.macro) == (None, None, None)
-
-
 def test_each_other_method_is_refused_by_name() -> None:
     for name in sorted(METHODS.keys() - {*SUMMED, *SOFT_ONES, "fedsgd", "tkm"}):
         why = "label-prior device with secure" if name == "fedrc" else f"secure with {METHODS[name].__name__}"
@@ -383,18 +338,3 @@ def test_the_first_k_means_opens_each_cluster_of_five_devices_and_none_of_four()
             assert (counted.sums[0] >= 5).tolist() == task.points_open.ravel().tolist()
             counts += counted.sums[0].tolist()
     assert {4, 5} <= {*counts}
-
-
-@pytest.mark.parametrize(("scoring", "asked"), [(CLASSES, 12), (Scoring(want=frozenset({"loss", "errors"})), 0)])
-def test_no_confusion_matrix_is_asked_for_where_targets_are_no_classes(scoring: Scoring, asked: int) -> None:
-    """Each device refused the task in each round, and the run called that answers that did not count."""
-    made, seen = world(build("fedavg", {**SMALL, "secure": "updates"}), LOCAL), list[Task]()
-    watch, program = Watched(made), made.devices.program
-
-    def ask(exchange: Exchange) -> Replies:
-        seen.extend(exchange.values())
-        return watch.ask(exchange)
-
-    facts: dict[str, Any] = {"batch": 8, "scoring": scoring}
-    drive(run_round(made.strategy, made.state, program.schema, made.devices.fleet, round_rng(0, 1), **facts), ask)
-    assert sum(isinstance(task, SummedProbe) for task in seen) == asked

@@ -15,6 +15,7 @@ import pytest
 from rich.console import Console
 
 from coordinator.config_sections import RunConfig
+from coordinator.identity.revoked_list import REVOKED_FILE
 from coordinator.storage.event_log import insert_events
 from coordinator.storage.status import (
     STATUS_FILE,
@@ -51,6 +52,22 @@ def test_it_tells_how_far_a_training_is_while_it_is_being_written(tmp_path: Path
     fed.finish()
     fed.world.end()
     assert read_status(fed.config.folder)["runs"][0]["accuracy"]["micro"] > 0.9
+
+
+def test_a_device_that_is_revoked_in_the_training_is_counted_no_longer_and_one_after_its_end_took_part(
+    tmp_path: Path,
+) -> None:
+    fed = Federation.of(tmp_path)
+    fed.start(3)
+    fed.start_mute_device("d03")
+    fed.world.run(lambda: fed.live_since(3.0))
+    assert "4 take part in the training" in status_lines(read_status(fed.config.folder))[1]
+    (fed.config.folder / REVOKED_FILE).write_text("d03\n")
+    fed.world.run(lambda: fed.happened("revoked"))
+    assert "3 take part in the training" in status_lines(read_status(fed.config.folder))[1]
+    fed.finish()
+    fed.world.end()
+    assert "4 took part in the training" in status_lines(read_status(fed.config.folder))[1]
 
 
 def test_of_an_open_exchange_it_names_who_trains_who_uploads_and_who_has_answered(tmp_path: Path) -> None:

@@ -53,6 +53,18 @@ def test_a_picture_starts_no_program(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert not (tmp_path / "started").exists()
 
 
+def test_a_picture_in_a_format_that_is_not_read_is_told_with_those_that_are(tmp_path: Path) -> None:
+    """It was called damaged, or no picture, though a viewer showed it."""
+    from PIL import Image
+
+    (tmp_path / "schema.toml").write_text(IMAGE_SCHEMA)
+    (tmp_path / "train" / "cat").mkdir(parents=True)
+    Image.new("L", (16, 16)).save(tmp_path / "train" / "cat" / "1.jpg", format="PPM")
+    with pytest.raises(ConfigError, match=r"1\.jpg: it is damaged, or not PNG, JPEG, .*TIFF: ") as refused:
+        load_folder(tmp_path)
+    assert "save it as PNG" in refused.value.hint
+
+
 def test_a_photo_of_several_frames_is_read_as_its_first(tmp_path: Path) -> None:
     """As many phones write them, with the ending of a JPEG file (Pillow's format MPO)."""
     from PIL import Image
@@ -125,4 +137,4 @@ def test_damage_to_all_photos_of_a_class_or_to_most_of_all_is_refused(tmp_path: 
             (tmp_path / "train" / name / f"{number}.jpg").write_bytes(b"")
     with pytest.raises(ConfigError, match=r"cannot use train/.*/\d\.jpg: it is damaged") as told:
         load_folder(tmp_path)
-    assert told.value.hint == "copy it again, or remove it"
+    assert told.value.hint == "copy it again, save it as PNG, or remove it"

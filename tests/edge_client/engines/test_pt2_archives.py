@@ -211,6 +211,15 @@ def refused_by_each_reader(file: bytes, path: Path) -> None:
         "SIZE.subs",
         "S('exec') * SIZE",
         "open",
+        "9**9**9",
+        "SIZE + 0*Pow(9, Pow(9, Integer(9)))",
+        "((((9**99)**99)**99)**99)",
+        "Integer(9)**-(9*9**9)",
+        "Float('0.1', 1000000000)",
+        "Float('1e999999999')",
+        "Permutation(999999999)",
+        "9" * 9_999,
+        "(" * 9_999 + ")" * 9_999,
     ],
 )
 def test_a_size_that_is_more_than_arithmetic_is_refused_before_torch_evaluates_it(text: str, tmp_path: Path) -> None:
@@ -218,7 +227,10 @@ def test_a_size_that_is_more_than_arithmetic_is_refused_before_torch_evaluates_i
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize("text", ["SIZE", "2 * SIZE", "Add(SIZE, Integer(-1)) % 7", "Max(1, SIZE)"])
+SQUARES = "Add(Pow(SIZE, Integer(2)), SIZE**2, Mul(SIZE**-1, FloatPow(SIZE, Float('0.5', precision=53))))"
+
+
+@pytest.mark.parametrize("text", ["SIZE", "2 * SIZE", "Add(SIZE, Integer(-1)) % 7", "Max(1, SIZE)", SQUARES])
 def test_a_size_that_is_arithmetic_is_not_refused(text: str) -> None:
     refuse_code(with_size(text), "infer")
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from coordinator.nearest.fit_router import CenterMeasurement, learn_router
+from coordinator.nearest.fleet_profiles import make_profile
 from edge_client.config import ClientConfig
 from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.errors import UsageError
@@ -20,7 +21,7 @@ from edge_client.nearest.choose_center import MAX_CANDIDATES, Selection, choose_
 from edge_client.nearest.over_mqtt import personalise_and_score
 from edge_client.nearest.personalise import personalise
 from edge_client.protocol.nearest.center_tree import CenterTree
-from edge_client.protocol.nearest.input_moments import make_profile, moments_of
+from edge_client.protocol.nearest.input_moments import moments_of
 from edge_client.protocol.nearest.router import InputSketch, LocalRound, Router
 from edge_client.protocol.nearest.selection_rule import guessing_loss, sketch_distance
 from edge_client.protocol.program import IGNORED, Program

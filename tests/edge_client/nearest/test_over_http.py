@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import hashlib
 import http.server
@@ -21,12 +22,13 @@ import pytest
 
 from edge_client.config import ClientConfig
 from edge_client.data.dataset import Dataset, DeviceData
-from edge_client.errors import ConfigError, Malformed, NetworkError, UsageError
+from edge_client.errors import ConfigError, FedcentersError, Malformed, NetworkError, UsageError
 from edge_client.nearest.over_http import SiteCenterSource, SiteClient, TrustedKeys, find_nearest
 from edge_client.nearest.over_mqtt import NearestOptions
 from edge_client.protocol import codecs, signing
 from edge_client.protocol.messages import canonical_json
 from edge_client.protocol.task import Fit
+from edge_client.runtime.state import lock_cache
 from edge_client.training.fit_probe import run_fit
 from edge_client.transport import bounded_http
 from edge_client.transport.blobs import BlobFolder
@@ -195,6 +197,35 @@ def test_a_signed_site_is_read_and_each_file_fetched_once(place: StaticSite) -> 
     before = site.fetched
     again.models([0, 1])
     assert site.fetched == before
+
+
+def test_a_second_visit_with_one_state_folder_begins_when_the_first_is_over(
+    place: StaticSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The two wrote their files under one name beside the places, and ended with FileNotFoundError."""
+    place.publish()
+    local = DeviceData(train=Dataset(np.zeros((6, 3), np.float32), np.zeros(6, np.int64)))
+    begun, lock = threading.Event(), fcntl.flock
+    index = f"/index.json?device={place.config().device_id}"
+    before = StaticSiteHandler.asked[index]
+
+    def visit() -> None:
+        with contextlib.suppress(FedcentersError):  # there are no containers
+            find_nearest(place.url, KEYS, place.config(), local, NearestOptions(file_format="onnx"))
+        begun.set()
+
+    def told_lock(file: int, how: int) -> None:
+        begun.set()
+        lock(file, how)
+
+    second = threading.Thread(target=visit)
+    with lock_cache(place.state):
+        monkeypatch.setattr(fcntl, "flock", told_lock)
+        second.start()
+        begun.wait()
+        assert StaticSiteHandler.asked[index] == before
+    second.join()
+    assert StaticSiteHandler.asked[index] == before + 1
 
 
 def test_a_signature_of_an_untrusted_key_is_refused(place: StaticSite) -> None:

@@ -183,7 +183,7 @@ def test_a_wrong_part_is_told_before_anything_starts(given: dict[str, Any], said
     ("method", "said"),
     [
         (HasOption(option={1, 2}), r"^option of .*HasOption is .*, which the file of a run cannot hold"),
-        (HasDefault(option=None), r"^option of .*HasDefault is None, which .* cannot say: it would be 5"),
+        (HasDefault(option=None), r"^option of .*HasDefault is None, which the file of a run cannot hold"),
     ],
 )
 def test_a_setting_that_no_file_can_hold_is_told_before_anything_starts(

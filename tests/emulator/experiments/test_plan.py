@@ -299,6 +299,19 @@ def test_names_with_commas_stand_beside_others_and_the_longest_is_taken() -> Non
     assert {(c.row.name, c.column.name) for c in chosen} == {("FedAvg", "F-MNIST (0.1, 10)")}
 
 
+@pytest.mark.parametrize("name", plan.experiment_names())
+def test_each_row_and_column_of_a_table_can_be_named_as_the_table_prints_it(name: str) -> None:
+    """`WeCFL, K = 10` was unknown, and the hint joined names that hold commas with commas."""
+    table = plan.read_plan(name)
+    for label in {cell.row.label for cell in table.cells}:
+        assert {cell.row.label for cell in table.only([label])} >= {label}
+    for column in {cell.column.name for cell in table.cells}:
+        assert {cell.column.name for cell in table.only([column])} == {column}
+    with pytest.raises(UsageError) as unknown:
+        table.only(["nope"])
+    assert all(f"{cell.row.name};" in unknown.value.hint for cell in table.cells)
+
+
 def test_a_row_with_the_name_of_its_method_stands_beside_other_rows() -> None:
     chosen = plan.read_plan("fesem-dirichlet").only(["WeCFL,fedcenters", "MNIST"])
     assert [c.row.name for c in chosen] == ["WeCFL", "fedcenters"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from coordinator.strategies.registry import make_method, method_settings
+from coordinator.strategies.registry import make_method
 from emulator.config import CONFIG_FILE, resolved_table
 from emulator.options import SimulateArgs
 from emulator.reports.run_settings import differing_settings, one_sided_settings, read_settings
@@ -20,7 +20,7 @@ COORDINATOR = {
 
 
 def test_a_coordinators_run_differs_from_a_simulated_one_in_what_both_have_a_word_for() -> None:
-    table = resolved_table(SimulateArgs(model="digits-mlp"), method_settings(make_method("fesem")))
+    table = resolved_table(SimulateArgs(model="digits-mlp"), make_method("fesem"))
     runs = [read_settings(Path("nowhere"), one, "fesem") for one in (table, COORDINATOR)]
     assert differing_settings(runs) == [["batch-size", "16", "8"], ["clusters", "3", "2"], ["codec", "f32", "i8"]]
     only = one_sided_settings(dict(zip(("virtual", "home"), runs, strict=True)))
@@ -32,7 +32,7 @@ def test_a_coordinators_run_differs_from_a_simulated_one_in_what_both_have_a_wor
 
 def test_a_methods_own_setting_called_runs_is_no_table_of_runs() -> None:
     """The report of fedavg-plus ended with a traceback."""
-    table = resolved_table(SimulateArgs(method="fedavg-plus"), method_settings(make_method("fedavg-plus", runs=2)))
+    table = resolved_table(SimulateArgs(method="fedavg-plus"), make_method("fedavg-plus", runs=2))
     assert read_settings(Path("nowhere"), table, "fedavg-plus") == table
 
 

@@ -145,6 +145,7 @@ def assert_nothing_is_left(home: Path) -> None:
         (("--codec", "f8"), 3, "use some of: f32, f16, i8"),
         (("--method", "fedavg", "-c", "secure=updates", "-c", "fraction-train=0.1"), 3, "set fraction-train to"),
         (("--method", "fedavg", "-c", "secure=updates", "--fraction-evaluate", "0.1"), 3, "set fraction-evaluate to"),
+        (("--method", "fedavg", "-c", "secure=updates", "-c", "least-members=2"), 3, "set least-members to 5"),
     ],
 )
 def test_what_cannot_be_played_is_refused_with_what_to_do_and_leaves_nothing(

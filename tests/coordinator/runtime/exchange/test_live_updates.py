@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from coordinator.runtime.exchange.journalled_training import EXPIRED, STALE
+from coordinator.runtime.exchange.uploads import NO_CREDIT
 from coordinator.storage.exchange_store import ExchangeKey
 from coordinator.storage.journal_store import END, EXPIRE, HAND, REFUSE, TAKE
 from edge_client.protocol.blocks import manifest_of
@@ -57,7 +58,7 @@ def test_a_device_without_a_credit_is_told_to_come_again_in_two_seconds(begun: B
     run.offer(one, first, updates[first])
     run.offer(other, second, updates[second])
     (_, go), (_, busy) = run.said()
-    assert (go["k"], busy["code"], busy["retry_ms"]) == ("go", "busy", 2_000)
+    assert (go["k"], busy["code"], busy["detail"], busy["retry_ms"]) == ("go", "busy", NO_CREDIT, 2_000)
     now = run.live.progress()
     assert (now["uploading"], now["open"]) == ([first], [second])
     run.clock.time_s += 29.0

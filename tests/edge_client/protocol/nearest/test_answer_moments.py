@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from coordinator.nearest.fleet_profiles import answer_profiles
+from coordinator.nearest.fleet_profiles import answer_profiles, distance_of, make_answer_profile
 from edge_client.errors import Malformed
 from edge_client.protocol.messages import canonical_json, parse_json
 from edge_client.protocol.nearest.answer_moments import (
@@ -15,7 +15,6 @@ from edge_client.protocol.nearest.answer_moments import (
     AnswerLook,
     AnswerMoments,
     answer_moments,
-    make_answer_profile,
     vector_size,
 )
 from edge_client.protocol.nearest.router_file import read_router, write_router
@@ -60,7 +59,7 @@ def test_moments_of_devices_add_up_and_can_be_taken_away() -> None:
 def test_samples_and_their_moments_are_at_one_distance() -> None:
     profile = make_answer_profile([answer_moments(answers(100, seed=0))])
     strange = answers(40, seed=1, margin=2.0)
-    assert profile.distance_of(answer_moments(strange)) == pytest.approx(profile.distance(strange))
+    assert distance_of(profile, answer_moments(strange)) == pytest.approx(profile.distance(strange))
 
 
 def test_a_small_center_has_the_profile_of_the_fleet() -> None:
@@ -215,7 +214,7 @@ def test_a_covariance_is_shrunk_by_a_hundredth_of_its_mean_variance() -> None:
     np.testing.assert_allclose(profile.means[1], [6.0, 0.0])  # never named: the mean of all
     np.testing.assert_allclose(profile.precision, np.eye(2) / (0.5 * 1.01))
     assert profile.distance(CROSS) == pytest.approx(1 / 1.01)
-    assert profile.distance_of(answer_moments(CROSS)) == pytest.approx(1 / 1.01)
+    assert distance_of(profile, answer_moments(CROSS)) == pytest.approx(1 / 1.01)
     same = make_answer_profile([answer_moments(np.tile([3.0, 0.0], (9, 1)))])
     np.testing.assert_allclose(same.precision, np.eye(2) * 1e11)  # a hundredth of the least variance
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.nearest.fleet_profiles import leave_one_out
+from coordinator.nearest.fleet_profiles import leave_one_out, make_profile
 from coordinator.nearest.learn_from_replies import same_features
 from edge_client.errors import Malformed
 from edge_client.protocol.nearest.input_moments import (
@@ -17,7 +17,6 @@ from edge_client.protocol.nearest.input_moments import (
     InputMoments,
     count_features,
     input_features,
-    make_profile,
     moments_of,
 )
 

@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from coordinator.nearest.fleet_profiles import make_profile
 from edge_client.errors import Malformed
 from edge_client.protocol.messages import canonical_json, parse_json
 from edge_client.protocol.nearest.answer_moments import AnswerProfile
-from edge_client.protocol.nearest.input_moments import make_profile, moments_of
+from edge_client.protocol.nearest.input_moments import moments_of
 from edge_client.protocol.nearest.router_file import read_router, write_router
 from tests.support.router_guides import FEW, GUIDE, K
 

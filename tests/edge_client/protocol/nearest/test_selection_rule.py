@@ -14,10 +14,10 @@ from edge_client.errors import Malformed
 from edge_client.protocol.nearest.selection_rule import (
     MAX_ALTERNATIVES,
     choose_by_distance,
-    choose_by_votes,
     guessing_loss,
     sketch_distance,
 )
+from export.serve.nearest import choose_by_votes
 from tests.support.softmax_program import program
 
 distances = st.lists(st.floats(0, 10), min_size=1, max_size=20)

@@ -113,7 +113,7 @@ def test_a_public_key_of_small_order_or_size_is_refused(public: bytes) -> None:
 
 
 def test_a_dealt_secret_is_recovered_from_t_shares_and_the_same_shares_are_dealt_again() -> None:
-    from edge_client.protocol.secure.shamir import combine_shares
+    from coordinator.rounds.secure_recovery import combine_shares
 
     dealt = keys.deal_shares(ONE, CONTEXT, threshold=3, count=5)
     assert dealt == keys.deal_shares(ONE, CONTEXT, threshold=3, count=5)

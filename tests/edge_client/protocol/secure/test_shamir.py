@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coordinator.rounds.secure_recovery import combine_shares
 from edge_client.errors import Malformed
-from edge_client.protocol.secure.shamir import COEFFICIENT_BYTES, PRIME, combine_shares, split_secret
+from edge_client.protocol.secure.shamir import COEFFICIENT_BYTES, PRIME, split_secret
 
 SECRETS = st.binary(min_size=31, max_size=31) | st.sampled_from([bytes(31), b"\xff" * 31])
 
