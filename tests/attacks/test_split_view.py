@@ -23,10 +23,11 @@ from tests.support.secure_cohort import FORM, SecureCohort, vector_of
 VICTIM = "dev-000"
 
 
-def told(cohort: SecureCohort, **lies: int) -> None:
+def told(cohort: SecureCohort, *, threshold: int, devices: int) -> None:
     """The rosters that the coordinator sends in place of its own."""
-    for cid, roster in cohort.sent["roster"].items():
-        cohort.sent["roster"][cid] = replace(SumRoster.from_bytes(roster), **lies).to_bytes()
+    for cid, sent in cohort.sent["roster"].items():
+        roster = replace(SumRoster.from_bytes(sent), threshold=threshold, devices=devices)
+        cohort.sent["roster"][cid] = roster.to_bytes()
 
 
 def answer(cohort: SecureCohort, holder: str, *, dropped: bool) -> RevealedShares:
@@ -71,7 +72,7 @@ def test_a_device_of_a_small_sum_deals_no_shares_of_which_two_halves_of_its_neig
 ) -> None:
     for threshold in range(2, (devices - 1) // 2 + 1):
         cohort = SecureCohort.of(devices)
-        told(cohort, threshold=threshold)
+        told(cohort, threshold=threshold, devices=devices)
         with pytest.raises(Malformed, match=r"^bad_task: .*is not secret"):
             cohort.on_device(VICTIM, on_roster, cohort.sent["roster"][VICTIM])
     assert 2 * threshold_of(devices, devices - 1) > devices - 1
