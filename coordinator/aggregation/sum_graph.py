@@ -15,7 +15,7 @@ from edge_client.protocol.secure.parameters import (
     MAX_COHORT,
     MAX_NEIGHBOURS,
     SumParameters,
-    possible_thresholds,
+    threshold_of,
 )
 
 SEED_BYTES = 32
@@ -45,7 +45,7 @@ def neighbour_graph(seed: bytes, cids: Iterable[str], neighbours: int) -> Graph:
 
 
 def sum_parameters(devices: int, *, least_members: int = LEAST_COHORT) -> SumParameters:
-    """The least even k, and a t, that keep all three bounds for a cohort of n devices; k = n - 1 for a small cohort.
+    """The least even k whose t keeps all three bounds for a cohort of n devices; k = n - 1 for a small cohort.
 
     Raises ConfigError for a cohort of fewer than `least_members` devices, or of more than 100,000.
     """
@@ -62,7 +62,6 @@ def sum_parameters(devices: int, *, least_members: int = LEAST_COHORT) -> SumPar
         )
     degrees = range(2, min(devices, MAX_NEIGHBOURS + 1), 2) if devices > COMPLETE_COHORT else ()
     for k in (*degrees, devices - 1):
-        thresholds = possible_thresholds(devices, k)
-        if thresholds:
-            return SumParameters(neighbours=k, threshold=min(thresholds[-1], k // 2 + 1))
+        if threshold := threshold_of(devices, k):
+            return SumParameters(neighbours=k, threshold=threshold)
     raise ConfigError(f"no graph of {devices} devices keeps the bounds", hint="ask more devices per round")

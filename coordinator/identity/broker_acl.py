@@ -34,6 +34,8 @@ use_username_as_clientid true
 allow_anonymous false
 acl_file {folder}/mosquitto.acl
 persistence false
+# Clients of fedcenters leave no session behind; one that a device leaves keeps its subscriptions no longer.
+persistent_client_expiration 1h
 set_tcp_nodelay true
 max_inflight_messages 64
 # An explicit number: 0 means unlimited in some versions and "drop everything" in others.

@@ -132,6 +132,7 @@ def provision(  # noqa: PLR0913 - a command line
         "page": page,
         "web_port": web_port or (WEB_PORT if web or web_device else 0),
     }
+    os.umask(os.umask(0o077) | 0o002)  # who may write the access list, or the keys that devices trust, has it all
     plan = open_plan(folder, {} if check else changes)
     work = Provisioner(folder=folder, plan=plan, now=dt.datetime.now(dt.timezone.utc))
     told = list[str]()

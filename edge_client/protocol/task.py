@@ -41,7 +41,7 @@ MAX_MODELS = 16  # candidates in one probe
 MAX_LABEL_TOTALS = 512  # numbers in one probe, of all candidates: a message has 8 KiB
 ROWS_PATTERN = "ones|posterior:(0|[1-9][0-9]?)|all-but:[1-9][0-9]{0,8}"  # how a fit weighs its samples
 SLOT_PATTERN = "[a-z0-9-]{1,32}"  # names one of the models that a device keeps
-MAX_SLOTS = 64  # of a run, a model in each
+MAX_SLOTS = 64  # of a run, a model in each; and residuals of its centers
 TOO_MANY_SLOTS = f"a run has {MAX_SLOTS} slots at most"
 OPTIMISERS: Mapping[str, tuple[str, ...]] = {  # name -> its options
     "sgd": ("momentum", "nesterov", "weight_decay", "clip_norm"),

@@ -269,8 +269,10 @@ class DeviceState:
             return
         if status in TAKEN and result.residual is not None:
             run = result.residual.split("/")[0]
-            of_this_run = {name: kept for name, kept in self._residuals.items() if name.split("/")[0] == run}
-            self._residuals = of_this_run | {result.residual: [result.residual_sha256, result.key.round]}
+            others = [name for name in self._residuals if name.split("/")[0] == run and name != result.residual]
+            newest = sorted(others, key=lambda name: self._residuals[name][1])[1 - MAX_SLOTS :]
+            kept = {name: self._residuals[name] for name in newest}
+            self._residuals = kept | {result.residual: [result.residual_sha256, result.key.round]}
         self.result = replace(result, status=status)
         if self._try_to_save():
             self._sweep()

@@ -16,7 +16,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from queue import Empty, SimpleQueue
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -26,6 +25,7 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from edge_client.errors import ConfigError, FedcentersError, NetworkError
 from edge_client.transport.base import Connected, Disconnected, Event, Message, Will, WillSource, filter_matches
+from edge_client.transport.event_queue import EventQueue
 from edge_client.transport.tls import (
     Credentials,
     client_context,
@@ -123,7 +123,7 @@ class MqttTransport:
             client_context(credentials, _now())
         self._url, self._client_id, self._will, self._credentials = url, client_id, will, credentials
         self._timeout_s, self._jitter = connect_timeout_s, jitter
-        self._events: SimpleQueue[Event | None] = SimpleQueue()
+        self._events = EventQueue()
         self._acknowledged = threading.Condition()  # guards the next two
         self._session: PahoSession | None = None  # None while not connected
         self._open = 0  # published and not yet acknowledged
@@ -163,10 +163,7 @@ class MqttTransport:
             return self._session is not None and self._open <= most
 
     def receive(self, timeout_s: float) -> Event | None:
-        try:
-            return self._events.get(timeout=timeout_s) if timeout_s > 0 else self._events.get_nowait()
-        except Empty:
-            return None
+        return self._events.get(timeout_s)
 
     def wake(self) -> None:
         self._settled.set()

@@ -92,12 +92,15 @@ class AsynchronousNetwork:
         return self._due[0][0] if self._due else math.inf
 
     def _hand_out(self, training: Training) -> Training:
-        training, tasks, made = machine.hand_out(training, self.rules, self._round, self._is_present)
+        def may_get(who: ClientId) -> bool:
+            return self._is_present(who) and not self._counts.has_its_part(who, training, self.rules)
+
+        after, tasks, made = machine.hand_out(training, self.rules, self._round, may_get)
         for taken in made:
             self._note(taken)
         for who, task in tasks.items():
-            self._send(who, task, training.at_work[who].number)
-        return training
+            self._send(who, task, after.at_work[who].number)
+        return after
 
     def _is_present(self, who: ClientId) -> bool:
         return who not in self._failed and self.network.reachable_s(who, self.network.now_s) <= self.network.now_s
@@ -153,7 +156,7 @@ class AsynchronousNetwork:
         if taken.task is not None:
             self._send(who, taken.task, training.at_work[who].number)
         elif taken.what == "counted":
-            self._counts.staleness.append(taken.staleness)
+            self._counts.count(who, taken.staleness)
             self.network.wire.mark_counted(who)
         self._counts.stale += taken.what == "stale"
         self._note(taken)

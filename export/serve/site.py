@@ -217,9 +217,13 @@ def _held(root: Path, *, shared: bool, hint: str) -> Iterator[None]:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Replace a file atomically: a reader sees the old content or the new one."""
+    """Replace a file atomically: a reader sees the old content or the new one.
+
+    What is in the new one's place is removed: another user of the folder may have put a link there.
+    """
     part = path.with_name(f".{path.name}.new")
-    with part.open("wb") as file:
+    part.unlink(missing_ok=True)
+    with part.open("xb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())

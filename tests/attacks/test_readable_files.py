@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import stat
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,6 +50,12 @@ def test_the_store_of_an_older_version_is_closed_to_others_when_it_is_opened(tmp
     (tmp_path / "store").chmod(0o755)
     Store(tmp_path / "store").close()
     assert stat.S_IMODE((tmp_path / "store").stat().st_mode) == 0o700
+
+
+def test_what_provision_makes_is_for_no_other_user_to_change_whatever_the_umask(tmp_path: Path) -> None:
+    words = ["provision", str(tmp_path / "keys"), "--federation", "demo", "--host", "localhost", "--token", "pump-8"]
+    subprocess.run([sys.executable, "-m", "coordinator", *words], check=True, capture_output=True, umask=0)
+    assert [name for name, mode in modes(tmp_path / "keys").items() if mode & stat.S_IWOTH] == []
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ func (v *vectors) secure(of object) {
 	for _, line := range list(of["parameters"]) {
 		p := list(line)
 		n, k, t := p[0].(int64), p[1].(int64), p[2].(int64)
-		v.same("parameters", []any{allowed(n, k, t), allowed(n, k, t+1)}, []any{true, false})
+		v.same("parameters", []any{allowed(n, k, t-1), allowed(n, k, t), allowed(n, k, t+1)}, []any{false, true, false})
 	}
 	for _, line := range list(of["refused"]) {
 		in := list(line)

@@ -76,8 +76,13 @@ func newSum(text []byte, federation, cid string, root func(number int64) []byte)
 	return s
 }
 
-// allowed tells whether the bounds hold for n devices, k neighbours and threshold t.
+// allowed tells whether t is the threshold of n devices with k neighbours: the greatest that keeps the bounds.
 func allowed(n, k, t int64) bool {
+	return keeps(n, k, t) && !keeps(n, k, t+1)
+}
+
+// keeps tells whether the bounds hold, and t is at most k/2+1.
+func keeps(n, k, t int64) bool {
 	missing, colluding := n*3/10, n/10
 	if colluding < 1 {
 		colluding = 1

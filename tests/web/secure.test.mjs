@@ -12,7 +12,7 @@ import * as stages from "../../edge_client/web/protocol/secure/device_stages.js"
 import { readState, writeState } from "../../edge_client/web/protocol/secure/device_state.js";
 import * as keys from "../../edge_client/web/protocol/secure/keys.js";
 import { packWords, streamBytes } from "../../edge_client/web/protocol/secure/masks.js";
-import { isPossibleThreshold } from "../../edge_client/web/protocol/secure/parameters.js";
+import { thresholdOf } from "../../edge_client/web/protocol/secure/parameters.js";
 import { readSumMessage, writeSumMessage } from "../../edge_client/web/protocol/secure/sum_messages.js";
 import { Pcg64 } from "../../edge_client/web/protocol/random.js";
 import { containerFunctions, initSlots, taskManifests, withoutUnneededInits } from "../../edge_client/web/protocol/task.js";
@@ -55,11 +55,10 @@ test("words are packed as recorded", () => {
   }
 });
 
-test("the recorded thresholds are possible, and lower ones are not", () => {
-  for (const [n, k, t] of RECORDED.parameters) assert.ok(isPossibleThreshold(n, k, t), `${n}`);
-  assert.ok(!isPossibleThreshold(100, 34, 10));
-  assert.ok(!isPossibleThreshold(100, 34, 12));
-  assert.ok(!isPossibleThreshold(50, 20, 6));
+test("the thresholds are the recorded ones, and there is none beside", () => {
+  for (const [n, k, t] of RECORDED.parameters) assert.equal(thresholdOf(n, k), t, `${n}`);
+  assert.equal(thresholdOf(50, 20), 0);
+  assert.equal(thresholdOf(160, 44), 0);
 });
 
 for (const [kind, recorded] of Object.entries(C.messages)) {

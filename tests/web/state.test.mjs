@@ -51,6 +51,18 @@ test("what compression cost is added in the next round, and halved for each roun
   assert.deepEqual([await added(3), await added(4), await added(6), await added(3, "r2")], [[4, -1], [2, -0.5], [0.5, -0.125], []]);
 });
 
+test("tasks that name ever new centers leave no more than 64 residuals, the newest", async () => {
+  const store = new MemoryStore();
+  const state = await opened(store, KEY);
+  for (let i = 0; i < 130; i += 1) {
+    const result = { key: { run: "r1", round: i, exchange: 0 }, epoch: 1, n: 1, what: "delta", metrics: {}, update: {} };
+    await state.storeResult(result, { data: new Uint8Array(1), schema: { sha256: "a" }, residual: Float32Array.of(i) }, i);
+    await state.commitAcknowledgement("ok");
+  }
+  const rounds = await Promise.all((await store.names("residual/")).map(async (name) => (await store.get(name)).round));
+  assert.deepEqual(rounds.sort((a, b) => a - b), Array.from({ length: 64 }, (_, i) => 66 + i));
+});
+
 test("what was being written or read when the browser took the storage away fails with the words for that", async () => {
   const error = new DOMException("Connection is closing because of: Force close delete origin", "AbortError");
   const request = { error };

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from coordinator.rounds.asynchronous.training import Rules, Training, round_target
 from coordinator.rounds.round_record import AsynchronousRecord
+from edge_client.protocol.task import ClientId
+
+LEAST_PARTED = 4  # updates of a round
 
 
 @dataclass(kw_only=True)
@@ -17,6 +22,21 @@ class RoundCounts:
     staleness: list[int] = field(default_factory=list)  # of each update that counted
     stale: int = 0
     expired: int = 0
+    of: Counter[ClientId] = field(default_factory=Counter)  # updates that counted of each device
+
+    def count(self, who: ClientId, staleness: int) -> None:
+        """An update of this device counted."""
+        self.staleness.append(staleness)
+        self.of[who] += 1
+
+    def has_its_part(self, who: ClientId, training: Training, rules: Rules) -> bool:
+        """Whether a device has sent half of the round's updates and another is at work: it waits for the next round.
+
+        A quick device that is alone in its center would else use up the run before others have trained. A smaller
+        round than LEAST_PARTED has no such parts: its devices would wait for each other.
+        """
+        target = round_target(rules)
+        return target >= LEAST_PARTED and 2 * self.of[who] >= target and bool(training.at_work.keys() - {who})
 
     def record(self, versions: Sequence[int]) -> AsynchronousRecord:
         """The round's counts, and where the centers are."""

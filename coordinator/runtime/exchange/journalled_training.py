@@ -77,6 +77,10 @@ class JournalledTraining:
         """So many more updates end the round."""
         return machine.round_target(self.rules) - len(self.counts.staleness)
 
+    def has_its_part(self, who: ClientId) -> bool:
+        """Whether a device waits for the next round, as `RoundCounts` says."""
+        return self.counts.has_its_part(who, self.training, self.rules)
+
     # -- steps, each stored before the machine takes it
 
     def hand_out(self, may_get: Callable[[ClientId], bool]) -> Orders | None:
@@ -193,7 +197,7 @@ class JournalledTraining:
             self._open(cid)
             orders.given.append(cid)
         elif taken.what == "counted":
-            self.counts.staleness.append(taken.staleness)
+            self.counts.count(cid, taken.staleness)
         elif key is not None:  # else its task was stopped by an update that came with it
             self.counts.stale += 1
         self._note(taken, orders)

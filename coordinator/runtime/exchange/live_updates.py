@@ -110,8 +110,9 @@ class LiveUpdates:
         return who in self._sent
 
     def may_get(self, who: ClientId) -> bool:
-        """Whether a device is here and free, and has not failed lately."""
-        return who not in self._failed and who not in self._sent and self._presence.is_free(who)
+        """Whether a device is here and free, has not failed lately, and did not send its part of the round."""
+        free = who not in self._failed and who not in self._sent and self._presence.is_free(who)
+        return free and not self.journalled.has_its_part(who)
 
     @property
     def wakes_at_s(self) -> float:

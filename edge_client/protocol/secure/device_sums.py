@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from edge_client.errors import Malformed
 from edge_client.protocol.secure import keys
 from edge_client.protocol.secure.masks import Words, add_masks_into, pack_words, pair_sign
-from edge_client.protocol.secure.parameters import possible_thresholds
+from edge_client.protocol.secure.parameters import threshold_of
 from edge_client.protocol.secure.shamir import SHARE_BYTES
 from edge_client.protocol.secure.sum_messages import (
     MAX_PREKEYS,
@@ -79,7 +79,7 @@ def on_roster(state: DeviceSums, data: bytes) -> tuple[DeviceSums, bytes]:
         raise Malformed("bad_task", f"a roster for {roster.cid}")
     if roster.number not in state.roots:
         raise Malformed("bad_task", f"prekey {roster.number} was used, or never offered")
-    if roster.threshold not in possible_thresholds(roster.devices, len(roster.neighbours)):
+    if roster.threshold != threshold_of(roster.devices, len(roster.neighbours)):
         raise Malformed(
             "bad_task", f"threshold {roster.threshold} of {len(roster.neighbours)} neighbours is not secret"
         )

@@ -34,17 +34,21 @@ class SumParameters:
     threshold: int
 
 
-def possible_thresholds(devices: int, neighbours: int) -> range:
-    """All t that keep the bounds for n devices with k neighbours each; empty where there is none."""
+def threshold_of(devices: int, neighbours: int) -> int:
+    """The t of n devices with k neighbours each: the greatest that keeps the bounds, up to k / 2 + 1; 0 without one.
+
+    No other t is taken: with fewer shares, two parts of a device's neighbours that are told different survivors could
+    give both of its secrets.
+    """
     n, k = devices, neighbours
     missing = n * MISSING_PERCENT // 100
     colluding = max(1, n * COLLUDING_PERCENT // 100)
     if k < n - 1 and n * (n - 1) / 2 * upper_tail(n - 1, missing + colluding, k)[k] > MAX_LEAK:
-        return range(0)
+        return 0
     lost, held = upper_tail(n - 1, missing, k), upper_tail(n - 1, colluding, k)
-    low = next(t for t in range(2, k + 2) if n * held[t] <= MAX_LEAK)
-    high = next((t for t in range(k, 0, -1) if n * lost[k - t + 1] <= MAX_FAILURE), 0)
-    return range(low, high + 1)
+    kept = (t for t in range(k // 2 + 1, 1, -1) if n * lost[k - t + 1] <= MAX_FAILURE)
+    greatest = next(kept, 0)
+    return greatest if greatest and n * held[greatest] <= MAX_LEAK else 0
 
 
 def upper_tail(total: int, marked: int, drawn: int) -> list[float]:

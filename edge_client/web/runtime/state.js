@@ -16,7 +16,7 @@ const POSTERIOR = "posterior";
 const SUMS = "sums";
 const CHOICE = "choice";
 const TRAINED = "trained";
-const MAX_SLOTS = 64; // of a run, a model in each
+const MAX_SLOTS = 64; // of a run, a model in each; and residuals
 const TAKEN = ["ok", "dup"]; // answers that say that the coordinator has stored an update
 
 /** Which task: unique on one device. */
@@ -154,9 +154,22 @@ export class State {
     const gone = TAKEN.includes(status) ? [UPDATE, "pending"] : [];
     if (TAKEN.includes(status) && result.residual) {
       put[result.residual] = await this.store.get("pending");
-      gone.push(...(await this.store.names(RESIDUAL)).filter((name) => name.split("/")[1] !== result.key.run));
+      const others = (await this.store.names(RESIDUAL)).filter((name) => name !== result.residual);
+      const ofThisRun = others.filter((name) => name.split("/")[1] === result.key.run);
+      gone.push(...others.filter((name) => !ofThisRun.includes(name)));
+      if (ofThisRun.length >= MAX_SLOTS) gone.push(await this.oldest(ofThisRun));
     }
     await this.save(() => ({ result: { ...result, status }, sent: this.sent + sent }), put, gone);
+  }
+
+  /** The residual of the earliest round among these names. */
+  async oldest(names) {
+    let found = [Infinity, ""];
+    for (const name of names) {
+      const { round } = await this.store.get(name);
+      if (round < found[0]) found = [round, name];
+    }
+    return found[1];
   }
 
   /** Save numbers that count also where there is no room for them: the next `save` that finds room stores them, too. */

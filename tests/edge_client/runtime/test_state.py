@@ -77,6 +77,22 @@ def test_tasks_that_name_ever_new_slots_do_not_fill_the_disk(tmp_path: Path) -> 
     state.store_result(other_run, b"x", SCHEMA, own=("more", flat(1, 2, 3)))
 
 
+def test_tasks_that_name_ever_new_centers_do_not_fill_the_disk_and_the_newest_residuals_stay(tmp_path: Path) -> None:
+    """Tasks and acknowledgements are not signed: who has the broker may name any of 1,024 centers."""
+    state = open_state(tmp_path)
+    for number in range(2 * MAX_SLOTS):
+        rest = state.keep_residual(flat(number + 1, 0, 0), SCHEMA)
+        done = result_of(number, b"x")
+        made = replace(done, residual=residual_name("r1", number, SCHEMA), residual_sha256=rest)
+        state.store_result(made, b"x", SCHEMA, own=None)
+        state.commit_acknowledgement("ok")
+    again, last = open_state(tmp_path), TaskKey(run="r1", round=2 * MAX_SLOTS, exchange=0)
+    kept = [number for number in range(2 * MAX_SLOTS) if again.residual(last, number, SCHEMA) is not None]
+    assert kept == list(range(MAX_SLOTS, 2 * MAX_SLOTS))
+    files = [path for path in (tmp_path / "kept").rglob("*") if path.is_file()]
+    assert len(files) == MAX_SLOTS + 1  # with the update
+
+
 def seen(folder: Path) -> tuple[object, ...]:
     """Everything that a fresh process finds."""
     state = open_state(folder)

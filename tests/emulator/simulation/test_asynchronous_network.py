@@ -22,7 +22,7 @@ from emulator.run.settings import RunSettings
 from emulator.simulation.attacks import AttackSpec
 from emulator.simulation.checkpoint import Checkpoints
 from emulator.simulation.codec_channel import channel_factory
-from emulator.simulation.device_profiles import DeviceProfile
+from emulator.simulation.device_profiles import DeviceProfile, draw_profiles
 from tests.support.softmax_program import devices_of, grouped_fleet, start_of
 
 GROUPED = grouped_fleet(12, 3)
@@ -162,6 +162,23 @@ def test_a_straggler_holds_up_rounds_and_nobody_where_there_are_none() -> None:
     assert rounds.virtual_seconds > 4 * 5 * STRAGGLER.step_s
     assert without.virtual_seconds < 5 * STRAGGLER.step_s
     assert without.records[-1]["asynchronous"]["versions"] == [8]
+
+
+@pytest.mark.parametrize("method", ["fesem", "ifca"])
+def test_a_quick_device_that_is_alone_in_its_center_does_not_use_up_the_run(method: str) -> None:
+    """It sends half of a round's updates, then waits for those that are at work; d01 is the quick one of seed 1."""
+    kinds, rounds, buffer = (replace(USUAL, share=0.1), replace(STRAGGLER, step_s=100.0, share=0.9)), 12, 4
+    one, other = (list(grouped_fleet(24, 2).values())[group::2] for group in range(2))
+    local = {f"d{i:02d}": other[0] if i == 1 else one[i] for i in range(12)}
+    assert [who for who, kind in draw_profiles(local, 1, kinds).items() if kind.name == "usual"] == ["d01"]
+    found = run(
+        method, local, seed=1, rounds=rounds, profiles=kinds, asynchronous=Asynchronous(concurrency=12, buffer=buffer)
+    )
+    own = found.state.assignment["d01"]
+    assert list(found.state.assignment.values()).count(own) == 1
+    assert found.records[-1]["asynchronous"]["versions"][own] <= rounds * buffer // 2
+    counted = sum(record["asynchronous"]["counted"] for record in found.records if "asynchronous" in record)
+    assert counted >= (rounds - 1) * buffer
 
 
 def test_devices_that_are_away_get_no_task_and_come_back() -> None:

@@ -18,7 +18,7 @@ from export.bundle.reader import SIGNATURE_FILE, encode_manifest
 from export.serve.generations import GenerationManager
 from export.serve.rollout import RolloutPlan
 from export.serve.server import ServeOptions, run_server
-from export.serve.site import MAX_KEPT_GENERATIONS, SiteFolder, only_server, publish_bundle
+from export.serve.site import MAX_KEPT_GENERATIONS, SiteFolder, only_server, publish_bundle, replace_file
 from tests.support.served_bundle import write_bundle
 
 
@@ -203,3 +203,13 @@ def test_a_second_server_of_a_site_is_refused_since_each_keeps_the_roll_out_ther
         run_server(ServeOptions(bundle=tmp_path / "b", site=tmp_path / "site", port=0))
     assert "--site" in told.value.hint
     assert not (tmp_path / "site" / "index.json").exists()
+
+
+def test_a_link_that_waits_where_a_file_is_renewed_is_not_written_through(tmp_path: Path) -> None:
+    """As of another user of the folder, where root publishes."""
+    ours = tmp_path / "of-root"
+    ours.write_bytes(b"kept")
+    (tmp_path / ".index.json.new").symlink_to(ours)
+    replace_file(tmp_path / "index.json", b"new")
+    assert (ours.read_bytes(), (tmp_path / "index.json").read_bytes()) == (b"kept", b"new")
+    assert not (tmp_path / "index.json").is_symlink()

@@ -6,7 +6,7 @@ import { sha256 } from "../bytes.js";
 import { Malformed } from "../errors.js";
 import * as keys from "./keys.js";
 import { addMasksInto, packWords, pairSign } from "./masks.js";
-import { isPossibleThreshold } from "./parameters.js";
+import { thresholdOf } from "./parameters.js";
 import { SHARE_BYTES } from "./shamir.js";
 import { MAX_PREKEYS, readSumMessage, writeSumMessage, writeUpload } from "./sum_messages.js";
 
@@ -38,7 +38,7 @@ export async function onRoster(state, data) {
   }
   if (roster.cid !== state.cid) throw bad(`a roster for ${roster.cid}`);
   if (!state.roots.has(roster.number)) throw bad(`prekey ${roster.number} was used, or never offered`);
-  if (!isPossibleThreshold(roster.devices, roster.neighbours.size, roster.threshold)) {
+  if (roster.threshold !== thresholdOf(roster.devices, roster.neighbours.size)) {
     throw bad(`threshold ${roster.threshold} of ${roster.neighbours.size} neighbours is not secret`);
   }
   const mine = { roster, root: state.roots.get(roster.number), shares: null, upload: null, shown: null };

@@ -1,4 +1,4 @@
-// Whether a threshold keeps the bounds of PROTOCOL.md, section 21, in whole numbers.
+// The threshold of a sum by the bounds of PROTOCOL.md, section 21, in whole numbers.
 
 function comb(n, k) {
   let ways = 1n;
@@ -13,14 +13,15 @@ function tails(total, marked, drawn) {
   return tail;
 }
 
-/** Whether t = `threshold` of k = `neighbours` shares is possible for n = `devices`. */
-export function isPossibleThreshold(devices, neighbours, threshold) {
+/** The one t of n = `devices` with k = `neighbours` each: the greatest that keeps the bounds, up to k / 2 + 1; 0 without one. */
+export function thresholdOf(devices, neighbours) {
   const [n, k, all] = [BigInt(devices), neighbours, comb(devices - 1, neighbours)];
   const missing = Math.floor((devices * 30) / 100);
   const colluding = Math.max(1, Math.floor((devices * 10) / 100));
   const gone = tails(devices - 1, missing + colluding, k)[k];
-  if (k < devices - 1 && n * (n - 1n) * gone * 2n ** 40n > 2n * all) return false;
-  const lost = tails(devices - 1, missing, k)[k - threshold + 1];
-  const held = tails(devices - 1, colluding, k)[threshold];
-  return threshold >= 2 && threshold <= k && n * lost * 2n ** 20n <= all && n * held * 2n ** 40n <= all;
+  if (k < devices - 1 && n * (n - 1n) * gone * 2n ** 40n > 2n * all) return 0;
+  const [lost, held] = [tails(devices - 1, missing, k), tails(devices - 1, colluding, k)];
+  let t = Math.floor(k / 2) + 1;
+  while (t >= 2 && n * lost[k - t + 1] * 2n ** 20n > all) t -= 1;
+  return t >= 2 && n * held[t] * 2n ** 40n <= all ? t : 0;
 }

@@ -35,6 +35,20 @@ def test_a_free_device_gets_the_task_of_one_that_has_answered_until_the_round_ha
     assert len(run.tasks()) == 1
 
 
+def test_a_device_that_sent_half_of_a_rounds_updates_waits_while_another_is_at_work(begun: Begun) -> None:
+    run = begun(concurrency=2, buffer=4)
+    tasks, updates = run.tasks(), run.live.updates
+    third, *_ = sorted(set(DEVICES) - set(tasks))
+    updates.journalled.counts.count(third, 0)
+    assert updates.may_get(third)
+    updates.journalled.counts.count(third, 0)
+    assert not updates.may_get(third)
+    run.online = {third}
+    for cid, task in tasks.items():
+        run.refuse(cid, task["id"], "no_data")
+    assert third in run.tasks()
+
+
 def test_an_update_of_another_kind_or_size_than_asked_is_answered_with_its_code(begun: Begun) -> None:
     run = begun(concurrency=1)
     ((cid, task),) = run.tasks().items()

@@ -17,7 +17,6 @@ from edge_client.protocol.secure.device_sums import (
     on_vector,
     refill,
 )
-from edge_client.protocol.secure.parameters import possible_thresholds
 from edge_client.protocol.secure.sum_messages import (
     MAX_PREKEYS,
     PrekeyBatch,
@@ -78,17 +77,13 @@ def test_a_roster_for_another_device_or_with_a_prekey_that_was_never_offered_is_
     assert sorted(cohort.devices[ME].roots) == [1]  # the other prekey stays
 
 
-def test_a_threshold_is_taken_where_it_keeps_the_secret_and_the_sum_and_nowhere_beside() -> None:
-    possible = possible_thresholds(40, SecureCohort.of(40).server.parameters.neighbours)
-    for threshold, taken in (
-        (possible[0] - 1, False),
-        (possible[0], True),
-        (possible[-1], True),
-        (possible[-1] + 1, False),
-    ):
-        cohort = SecureCohort.of(40)
+@pytest.mark.parametrize("count", [6, 17, 40])
+def test_the_threshold_of_the_rule_is_taken_and_none_beside(count: int) -> None:
+    rule = SecureCohort.of(count).server.parameters.threshold
+    for threshold in (rule - 1, rule, rule + 1):
+        cohort = SecureCohort.of(count)
         roster = replace(SumRoster.from_bytes(cohort.sent["roster"][ME]), threshold=threshold)
-        if taken:
+        if threshold == rule:
             assert cohort.on_device(ME, on_roster, roster.to_bytes())
         else:
             with pytest.raises(Malformed, match=r"^bad_task: .*is not secret"):

@@ -8,7 +8,7 @@ from scipy.stats import hypergeom
 
 from coordinator.aggregation.sum_graph import sum_parameters
 from edge_client.errors import ConfigError
-from edge_client.protocol.secure.parameters import possible_thresholds, upper_tail
+from edge_client.protocol.secure.parameters import threshold_of, upper_tail
 
 
 @pytest.mark.parametrize(
@@ -24,8 +24,8 @@ def test_large_cohorts_have_the_degrees_of_the_hypergeometric_tails(
 
 def test_fifty_devices_have_22_neighbours_since_20_could_all_be_removed() -> None:
     """15 missing and 5 colluding devices may be all the 20 neighbours of a device, with more than 2^-40."""
-    assert 6 in possible_thresholds(50, 22)
-    assert list(possible_thresholds(50, 20)) == []
+    assert threshold_of(50, 22) == 7
+    assert threshold_of(50, 20) == 0
     assert 50 * upper_tail(49, 20, 20)[20] > 2**-40
     assert (sum_parameters(50).neighbours, sum_parameters(50).threshold) == (22, 7)
 
@@ -61,15 +61,19 @@ def test_a_cohort_of_the_wrong_size_is_refused_with_what_to_do(devices: int, lea
         sum_parameters(devices, least_members=least)
 
 
-def test_one_of_fewer_than_ten_devices_may_collude_so_two_shares_keep_a_secret() -> None:
-    assert list(possible_thresholds(5, 4)) == [2, 3]
-    assert next(iter(possible_thresholds(19, 18))) == 2
-    assert next(iter(possible_thresholds(20, 19))) == 3
+@pytest.mark.parametrize(("devices", "neighbours", "least"), [(160, 44, 17), (183, 48, 19)])
+def test_there_is_no_threshold_where_so_many_shares_as_may_be_missing_leave_few_enough_to_collude(
+    devices: int, neighbours: int, least: int
+) -> None:
+    missing, colluding = 3 * devices // 10, devices // 10
+    assert threshold_of(devices, neighbours) == 0
+    assert devices * upper_tail(devices - 1, colluding, neighbours)[least - 1] > 2**-40
+    assert devices * upper_tail(devices - 1, missing, neighbours)[neighbours - least + 1] > 2**-20
 
 
 def test_a_graph_is_counted_among_the_other_devices_of_one() -> None:
     """57 devices with 22 neighbours: among 55 others in place of 56 all 22 could be removed with more than 2^-40."""
-    assert list(possible_thresholds(57, 22)) == [6]
+    assert threshold_of(57, 22) == 6
     assert 57 * 56 / 2 * upper_tail(56, 17 + 5, 22)[22] <= 2**-40 < 57 * 56 / 2 * upper_tail(55, 17 + 5, 22)[22]
 
 
@@ -77,7 +81,7 @@ def test_a_graph_is_refused_for_all_pairs_of_devices_between_which_it_could_fall
     """67 devices with 24 neighbours: with a third of n (n - 1) in place of a half it would be taken."""
     removed = upper_tail(66, 20 + 6, 24)[24]
     assert 67 * 66 / 3 * removed <= 2**-40 < 67 * 66 / 2 * removed
-    assert list(possible_thresholds(67, 24)) == []
+    assert threshold_of(67, 24) == 0
     assert sum_parameters(67).neighbours == 26
 
 
