@@ -105,7 +105,7 @@ _MODULES = {  # name -> the module that defines it, or that it is (`fleets`)
     "Probe": "edge_client.protocol.task",
     "Reply": "edge_client.protocol.task",
     "Result": "emulator.api.result",
-    "ServerOptions": "coordinator.strategies.common.server_options",
+    "ServerOptions": _METHODS,
     "State": "coordinator.strategies.base",
     "TKM": _METHODS,
     "TrainingProgram": "emulator.api.training_program",

@@ -57,17 +57,7 @@ def start_amqtt(port: int) -> Callable[[], None]:
     ready, loop, leave = threading.Event(), asyncio.new_event_loop(), asyncio.Event()
 
     async def serve() -> None:
-        broker = AmqttBroker(config, loop=loop)
-        broker._subscriptions = SnapshotDict()  # noqa: SLF001 - no public name
-        connected = broker.stream_connected
-
-        async def close_after(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, listener_name: str) -> None:
-            try:
-                await connected(reader, writer, listener_name)
-            finally:  # amqtt 0.12 leaves a connection that ends without CONNECT to the garbage collector
-                writer.close()
-
-        broker.stream_connected = close_after
+        broker = _mended(AmqttBroker(config, loop=loop))
         await broker.start()
         started.append(None)
         ready.set()
@@ -102,6 +92,21 @@ def start_amqtt(port: int) -> Callable[[], None]:
             hint="install mosquitto (apt install mosquitto), or pass the URL of a broker",
         ) from (started[0] if started else None)
     return stop
+
+
+def _mended(broker: Any) -> Any:  # noqa: ANN401 - amqtt's, which may be missing
+    """The broker with what amqtt 0.12 lacks."""
+    broker._subscriptions = SnapshotDict()  # noqa: SLF001 - no public name
+    connected = broker.stream_connected
+
+    async def close_after(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, listener_name: str) -> None:
+        try:
+            await connected(reader, writer, listener_name)
+        finally:  # it leaves a connection that ends without CONNECT to the garbage collector
+            writer.close()
+
+    broker.stream_connected = close_after
+    return broker
 
 
 async def _shut_down(broker: Any) -> None:  # noqa: ANN401 - amqtt's, which may be missing

@@ -19,7 +19,7 @@ except ImportError as missing:  # a device's installation has no typer
     raise SystemExit(report_missing_extra(missing)) from None
 
 from edge_client.errors import ConfigError, UsageError
-from emulator.command_options import FLAGS, with_run_options
+from emulator.command_options import FLAGS, run_option, with_run_options
 from emulator.console import ConsoleProgress
 from emulator.experiments.cli import experiment
 from emulator.options import RUN
@@ -55,9 +55,9 @@ def main() -> None:
 def demo(
     *,
     as_json: AsJson = False,
-    seed: Annotated[int, typer.Option(min=0, help="Cuts the data and draws every random number.")] = 0,
+    seed: Annotated[int, run_option("seed")] = 0,
     rounds: Annotated[int, typer.Option(min=1, max=1000, help="Training rounds of each method.")] = 10,
-    out: Annotated[Path, typer.Option(help="The run's own folder is made in here.")] = Path("runs"),
+    out: Annotated[Path, run_option("out")] = Path("runs"),
     broker: Annotated[str, typer.Option(help="auto, mosquitto, embedded, or a URL like mqtt://host:1883.")] = "auto",
 ) -> None:
     """Play the whole chain once: twelve devices, three centers.
@@ -213,9 +213,7 @@ def fleet(  # noqa: PLR0913 - a command line
     ] = "digits",
     samples: Annotated[int, typer.Option(min=1, help="Training samples of each device.")] = 40,
     seed: Annotated[int, typer.Option(min=0, help="Draws the samples.")] = 0,
-    data: Annotated[
-        Path | None, typer.Option(help="The folder of data sets. Default: the folder that FEDCENTERS_DATA names.")
-    ] = None,
+    data: Annotated[Path | None, run_option("data")] = None,
     state: Annotated[
         Path | None, typer.Option(help="Where devices keep their state; else in memory, and removed.")
     ] = None,

@@ -43,10 +43,14 @@ def with_run_options(*names: str, **defaults: object) -> Callable[[Command], Com
 def _parameter(row: Option, default: object) -> inspect.Parameter:
     """Without a default of the command's own, the table's default is shown and the option stays None."""
     shown = "" if default is not None or row.default in (None, "") else f" [default: {row.default}]"
-    option = typer.Option(
-        help=row.help + shown, min=row.low, max=row.high, metavar=row.metavar, rich_help_panel=row.panel
-    )
     kind = row.kind if default is not None else row.kind | None
+    option = run_option(row.key, shown)
     return inspect.Parameter(
         row.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option]
     )
+
+
+def run_option(key: str, more: str = "") -> Any:  # noqa: ANN401 - typer's
+    """A row of the table as one option of a command; `more` is added to its help."""
+    row = OPTIONS[key]
+    return typer.Option(help=row.help + more, min=row.low, max=row.high, metavar=row.metavar, rich_help_panel=row.panel)

@@ -26,11 +26,10 @@ from coordinator.clustering.hierarchy import bipartition, cosines
 from coordinator.strategies.base import State
 from coordinator.strategies.common.center_tree import TreeOfCenters, split_leaf
 from coordinator.strategies.common.sampling import part_of
-from coordinator.strategies.common.setting_checks import check_choice, check_range
+from coordinator.strategies.common.setting_checks import WARM_UP, setting
 from coordinator.strategies.common.updates import ClientUpdates, pack_by_client, unpack_by_client
 from edge_client.protocol.task import I64, Array, ClientId, Flat, Schema
 
-SPLIT_CRITERIA = ("relative", "absolute")
 GONE = 3  # rounds in a row in which a device did not answer, or was not in the fleet
 _MISSED = "missed"
 
@@ -43,24 +42,22 @@ class CFL(TreeOfCenters):
     and the sides' directions agree; with groups it grows, and the mean falls below 0.4 of it in round 3.
     """
 
-    criterion: str = "relative"
-    eps_1: float = 0.4
-    eps_2: float = 0.6
-    gamma: float = 0.7  # only sides that point apart; for mere noise, of cosine 0, the root is 0.707
-    warm_up: int = 2
-    smallest: int = 3  # a leaf of fewer devices is not split; the published code's
-    coverage: float = 1.0  # share of a leaf's devices that must answer; the others walk the tree when they return
-    linkage: str = "single"  # the paper's objective; "complete" is what the published code does
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("criterion", self.criterion, SPLIT_CRITERIA)
-        check_choice("linkage", self.linkage, ("single", "complete"))
-        for name in ("eps_1", "eps_2", "warm_up"):
-            check_range(name.replace("_", "-"), getattr(self, name), low=0)
-        check_range("gamma", self.gamma, low=0.0, high=1.0)
-        check_range("smallest", self.smallest, low=2)
-        check_range("coverage", self.coverage, low=1e-9, high=1.0)
+    criterion: str = setting(
+        "relative", 'how eps_1 and eps_2 are meant: "relative" or "absolute"', choices=("relative", "absolute")
+    )
+    eps_1: float = setting(0.4, "bound of the mean update's norm; a share of the largest if relative", low=0)
+    eps_2: float = setting(0.6, "bound of the largest update's norm; a share of the first round's if relative", low=0)
+    gamma: float = setting(  # only sides that point apart; for mere noise, of cosine 0, the root is 0.707
+        0.7, "how far the two sides must point apart, 0 to 1", low=0.0, high=1.0
+    )
+    warm_up: int = setting(2, **WARM_UP)
+    smallest: int = setting(3, "fewest devices of a cluster that may still be split", low=2)  # the published code's
+    coverage: float = setting(  # the others walk the tree when they return
+        1.0, "share of a cluster's devices that must answer for a split", low=1e-9, high=1.0
+    )
+    linkage: str = setting(  # "single" is the paper's objective, "complete" what the published code does
+        "single", 'how the two sides of a split are joined: "single" or "complete"', choices=("single", "complete")
+    )
 
     def _grow(self, state: State, schema: Schema, updates: ClientUpdates, expected: Collection[ClientId]) -> State:
         state = _with_misses(state, updates.clients, expected)

@@ -28,7 +28,7 @@ from coordinator.clustering.kmeans import kmeans
 from coordinator.clustering.label_matching import match_labels
 from coordinator.strategies.base import Fleet, Replies
 from coordinator.strategies.common.assignment import capped_losses, told_losses
-from coordinator.strategies.common.setting_checks import check_range
+from coordinator.strategies.common.setting_checks import RESTARTS, setting
 from coordinator.strategies.ifca import IFCA
 from coordinator.strategies.plans.asynchronous_plan import AsynchronousPlan, whole_rounds
 from coordinator.strategies.plans.sum_plan import SumPlan, single_updates
@@ -41,13 +41,13 @@ class CLoVE(IFCA):
 
     weights: str = "samples"
     start: str = "redraw"
-    restarts: int = 20
-    cap: float = 0.9  # the quantile of the devices beyond which no loss, and no vector of losses, counts
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("restarts", self.restarts, low=1)
-        check_range("cap", self.cap, low=0.5, high=1.0)
+    restarts: int = setting(20, **RESTARTS)
+    cap: float = setting(  # the quantile of the devices beyond which no loss, and no vector of losses, counts
+        0.9,
+        "share of the devices whose losses count as they are; greater ones are cut to theirs; 1 cuts none",
+        low=0.5,
+        high=1.0,
+    )
 
     @property
     def clusters_together(self) -> bool:

@@ -20,7 +20,7 @@ from coordinator.clustering.label_matching import canonical_labels
 from coordinator.strategies.base import Fleet, RequireAll, Round, State
 from coordinator.strategies.common.center_tree import SplitTree, TreeOfCenters, split_leaf
 from coordinator.strategies.common.sampling import TaskSeeds
-from coordinator.strategies.common.setting_checks import check_range
+from coordinator.strategies.common.setting_checks import RESTARTS, described, setting
 from coordinator.strategies.common.updates import ClientUpdates
 from edge_client.protocol.task import Fit, Flat, Schema
 
@@ -29,15 +29,12 @@ from edge_client.protocol.task import Fit, Flat, Schema
 class FedGroup(TreeOfCenters):
     """K permanent groups; fewer when the cold start shows fewer."""
 
-    clusters: int = field(default=3, kw_only=False)
-    per_group: int = 20  # devices of the cold start for each group; the paper's, like the 50 steps
-    first_steps: int = 50
-    restarts: int = 20
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("clusters", "per_group", "first_steps", "restarts"):
-            check_range(name.replace("_", "-"), getattr(self, name), low=1)
+    clusters: int = field(default=3, kw_only=False, metadata=described("number of centers", low=1))
+    per_group: int = setting(  # the paper's, like the 50 steps
+        20, "devices for each group whose first updates start the groups", low=1
+    )
+    first_steps: int = setting(50, "steps of SGD in a device's first update, by which it is grouped", low=1)
+    restarts: int = setting(20, **RESTARTS)
 
     def _prepare(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
         """The cold start, repeated until a device answers it."""

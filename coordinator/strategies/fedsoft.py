@@ -22,7 +22,7 @@ from coordinator.strategies.common.assignment import serving_center
 from coordinator.strategies.common.initial_centers import MultiStartSgd
 from coordinator.strategies.common.local_sgd import merge_anchors
 from coordinator.strategies.common.sampling import TaskSeeds
-from coordinator.strategies.common.setting_checks import check_choice, check_range
+from coordinator.strategies.common.setting_checks import setting
 from coordinator.strategies.common.updates import ClientUpdates, pack_by_client, unpack_by_client
 from coordinator.strategies.plans.sum_plan import SumPlan, single_updates
 from edge_client.protocol.task import OWN_MODEL, Array, ClientId, Fit, OwnModel, Schema
@@ -32,19 +32,20 @@ from edge_client.protocol.task import OWN_MODEL, Array, ClientId, Fit, OwnModel,
 class FedSoft(MultiStartSgd):
     """`clusters` centers, and a personal model on each device. Where devices mix, centers sit between distributions."""
 
-    lam: float = 0.1  # the paper's for images
-    tau: int = 2  # rounds from one estimate of u to the next, as in the public code
-    sigma: float = 1e-4  # the paper's: each center keeps a share of each device
-    select: int = 0  # K devices per center; 0: all devices train and v weighs them, which blurs the centers least
-    local_start: str = "own"  # "centers": a device starts each fit from the mixture of centers that pulls it
+    lam: float = setting(0.1, "weight of the pull to the mixture of centers", low=0.0)  # the paper's for images
+    tau: int = setting(  # as in the public code
+        2, "rounds from one estimate of the devices' shares of the centers to the next", low=1
+    )
+    sigma: float = setting(1e-4, "least share of each center", low=1e-12, high=1.0)  # the paper's
+    select: int = setting(  # with 0 v weighs the devices, which blurs the centers least
+        0, "devices per center and round; 0 takes all", low=0
+    )
+    local_start: str = setting(
+        "own", 'a device starts from its "own" model, or from the mixture of "centers"', choices=("own", "centers")
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range("lam", self.lam, low=0.0)
-        check_range("tau", self.tau, low=1)
-        check_range("sigma", self.sigma, low=1e-12, high=1.0)
-        check_range("select", self.select, low=0)
-        check_choice("local-start", self.local_start, ("own", "centers"))
         self.check_pull(self.lam * (1 + self.sigma * (self.clusters - 1)), "every device", setting="lam")
 
     @property

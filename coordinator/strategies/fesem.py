@@ -33,9 +33,9 @@ from coordinator.strategies.common.absent_points import most_points, recall_poin
 from coordinator.strategies.common.assignment import centers_of_newcomers, choose_by_loss, newcomers
 from coordinator.strategies.common.local_sgd import LocalSgd
 from coordinator.strategies.common.loss_starts import ClearStarts
-from coordinator.strategies.common.representation import check_representation, represent
+from coordinator.strategies.common.representation import COMPARED, check_representation, represent
 from coordinator.strategies.common.sampling import TaskSeeds
-from coordinator.strategies.common.setting_checks import check_choice, check_range
+from coordinator.strategies.common.setting_checks import RESTARTS, WEIGHTS, described, setting
 from coordinator.strategies.common.streaming_gram import StreamingDistances, StreamingGram
 from coordinator.strategies.common.updates import ClientUpdates
 from coordinator.strategies.numbered_fleet import mean_samples, reassigned
@@ -44,10 +44,7 @@ from coordinator.strategies.plans.sum_plan import SORTS, SumPlan, single_updates
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import F64, I64, MAX_MODELS, Array, ClientId, Fit, Flat, Reply, Schema
 
-E_STEPS = ("nearest", "k-means")
 ROUNDS_BY_LOSS = 3  # with secure: by then the centers of random groups have come apart
-CLIENT_WEIGHTS = ("equal", "samples")
-STARTS = ("k-means", "loss")
 Clusters = tuple[I64, NDArray[np.bool_]]  # labels [n], and which points count for a center [n]
 
 
@@ -55,27 +52,31 @@ Clusters = tuple[I64, NDArray[np.bool_]]  # labels [n], and which points count f
 class FeSEM(LocalSgd):
     """`clusters` models for the fleet; lam = 0 leaves out the proximal pull, as the public code does."""
 
-    clusters: int = field(default=3, kw_only=False)
-    lam: float = 0.05  # gives an average device mu = 0.1, as the papers' FedProx baseline has
-    restarts: int = 20  # the paper's; of each k-means
-    representation: str = "classifier"
-    e_step: str = "nearest"  # "k-means": cluster anew each round and match to the old centers, as WeCFL's code does
-    weights: str = "equal"  # "samples": devices count by n_i, in k-means and in the M-step
-    hysteresis: float = 0.0  # h: a device moves only if the new distance is below (1 - h) of the old one
-    start: str = "k-means"  # "loss": as with secure, whose server sees no points (secure-start)
-    max_age: int = 5  # rounds for which k-means remembers a device that is not asked; needs fraction-train below 1
+    clusters: int = field(default=3, kw_only=False, metadata=described("number of centers", low=1))
+    lam: float = setting(  # gives an average device mu = 0.1, as the papers' FedProx baseline has
+        0.05, "weight of the pull to the center; an average device has mu = 2 lam", low=0.0
+    )
+    restarts: int = setting(20, **RESTARTS)  # the paper's
+    representation: str = setting("classifier", COMPARED)
+    e_step: str = setting(  # anew: matched to the old centers, as WeCFL's code does
+        "nearest", '"nearest" center, or "k-means" anew in every round', choices=("nearest", "k-means")
+    )
+    weights: str = setting("equal", **WEIGHTS)  # "samples": n_i, in k-means and in the M-step
+    hysteresis: float = setting(
+        0.0, "share h, 0 to 0.99: a device moves only below (1 - h) of its old distance", low=0.0, high=0.99
+    )
+    start: str = setting(  # "loss": as with secure, whose server sees no points (secure-start)
+        "k-means",
+        'how centers begin: "k-means" of the first models, or "loss" of random groups',
+        choices=("k-means", "loss"),
+    )
+    max_age: int = setting(  # needs fraction-train below 1
+        5, "rounds for which k-means remembers a device that was not asked", low=0
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range("clusters", self.clusters, low=1)
-        check_range("lam", self.lam, low=0.0)
-        check_range("restarts", self.restarts, low=1)
-        check_range("hysteresis", self.hysteresis, low=0.0, high=0.99)
-        check_range("max-age", self.max_age, low=0)
         check_representation(self.representation)
-        check_choice("e-step", self.e_step, E_STEPS)
-        check_choice("weights", self.weights, CLIENT_WEIGHTS)
-        check_choice("start", self.start, STARTS)
         self.check_pull(2 * self.lam, "an average device", setting="lam")
         devices_choose = self.start == "loss" or self.server.secure != "off"
         if devices_choose and self.clusters > MAX_MODELS:

@@ -18,7 +18,7 @@ from coordinator.aggregation.rows import column_blocks
 from coordinator.clustering.hierarchy import LINKAGES, METRICS, agglomerative, condensed_distances
 from coordinator.strategies.base import State
 from coordinator.strategies.common.center_tree import TreeOfCenters, split_leaf
-from coordinator.strategies.common.setting_checks import check_choice, check_range
+from coordinator.strategies.common.setting_checks import WARM_UP, setting
 from coordinator.strategies.common.updates import ClientUpdates
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import ClientId, Schema
@@ -28,17 +28,19 @@ from edge_client.protocol.task import ClientId, Schema
 class FLHC(TreeOfCenters):
     """The number of clusters follows from the threshold; above the greatest distance it is FedAvg."""
 
-    warm_up: int = 3  # rounds of FedAvg before, few for short runs; 10 to 20 are usual
-    metric: str = "cosine"
-    linkage: str = "average"
-    threshold: float = 1.0  # of the cosine distance 1 - cos: clusters whose updates point apart on average stay apart
+    warm_up: int = setting(3, **WARM_UP)  # few for short runs; 10 to 20 are usual
+    metric: str = setting("cosine", 'distance of two updates: "cosine", "l2" or "l1"', choices=tuple(METRICS))
+    linkage: str = setting(
+        "average",
+        'how clusters are joined: "single", "complete", "average", or "ward" with the metric l2',
+        choices=LINKAGES,
+    )
+    threshold: float = setting(  # of the cosine distance: clusters whose updates point apart on average stay apart
+        1.0, "distance above which clusters are not joined", low=0.0
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range("warm-up", self.warm_up, low=0)
-        check_range("threshold", self.threshold, low=0.0)
-        check_choice("metric", self.metric, tuple(METRICS))
-        check_choice("linkage", self.linkage, LINKAGES)
         if self.linkage == "ward" and self.metric != "l2":
             raise ConfigError(f"linkage ward with metric {self.metric}", hint="ward needs metric l2")
 

@@ -12,7 +12,6 @@ those of loss_starts.py.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import numpy as np
 
@@ -22,7 +21,7 @@ from coordinator.strategies.common.assignment import choose_by_loss
 from coordinator.strategies.common.initial_centers import START_MODES, MultiStartSgd
 from coordinator.strategies.common.loss_starts import ClearStarts
 from coordinator.strategies.common.sampling import TaskSeeds
-from coordinator.strategies.common.setting_checks import check_choice
+from coordinator.strategies.common.setting_checks import WEIGHTS, setting
 from coordinator.strategies.common.updates import ClientUpdates
 from coordinator.strategies.numbered_fleet import reassigned
 from coordinator.strategies.plans.asynchronous_plan import AsynchronousPlan
@@ -34,13 +33,10 @@ from edge_client.protocol.task import ClientId, Schema
 class IFCA(MultiStartSgd):
     """`clusters` models for the fleet, chosen by loss."""
 
-    start_modes: ClassVar[tuple[str, ...]] = (*START_MODES, "loss")
-
-    weights: str = "equal"  # "samples": devices weigh n_i, which is HypCluster
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("weights", self.weights, ("equal", "samples"))
+    start: str = setting(
+        "groups", 'how centers begin apart: "groups", "k-means", "redraw" or "loss"', choices=(*START_MODES, "loss")
+    )
+    weights: str = setting("equal", **WEIGHTS)  # "samples": devices weigh n_i, which is HypCluster
 
     def sum_plan(self, fleet: Fleet) -> SumPlan:  # noqa: ARG002 - the interface's
         """Each device chooses by its losses and tells no one. Raises ConfigError for starts that compare updates."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass, replace
+from inspect import cleandoc
 from typing import Any, cast
 
 from coordinator.strategies.additive.cam import CAM, CAMWeCFL
@@ -22,8 +23,9 @@ from coordinator.strategies.baselines.pfedme import PFedMe
 from coordinator.strategies.cfl import CFL
 from coordinator.strategies.clove import CLoVE
 from coordinator.strategies.common.method_value import forgotten_decorator
+from coordinator.strategies.common.server_options import ServerOptions
 from coordinator.strategies.common.setting_checks import KINDS
-from coordinator.strategies.documentation import method_doc
+from coordinator.strategies.documentation import method_doc, settings_doc
 from coordinator.strategies.fedem import FedEM, FedRC
 from coordinator.strategies.fedgroup import FedGroup
 from coordinator.strategies.fedsoft import FedSoft
@@ -70,6 +72,7 @@ METHODS: dict[str, type[Any]] = {
 }
 for _name, _kind in METHODS.items():
     _kind.__doc__ = method_doc(_name, _kind)
+ServerOptions.__doc__ = f"{cleandoc(ServerOptions.__doc__ or '')}\n\n{settings_doc(ServerOptions)}\n"
 METHOD_PARTS = ("begin", "round", "predictor")
 Setting = int | float | str
 _TYPES: dict[str, Callable[[Setting], Setting]] = {"int": int, "float": float, "str": str}

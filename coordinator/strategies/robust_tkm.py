@@ -15,7 +15,7 @@ import numpy as np
 from coordinator.aggregation.robust import REDUCER_NAMES
 from coordinator.clustering.trimmed_kmeans import trimmed_kmeans
 from coordinator.strategies.common.server_options import ServerOptions
-from coordinator.strategies.common.setting_checks import check_choice, check_range
+from coordinator.strategies.common.setting_checks import check_choice, setting
 from coordinator.strategies.fesem import Clusters, FeSEM
 from edge_client.protocol.task import F64, I64
 
@@ -28,14 +28,15 @@ class TKM(FeSEM):
 
     lam: float = 0.0
     e_step: str = "k-means"
-    trim_clusters: float = 0.05
+    weights: str = setting("equal", '"equal" devices, and no others', choices=("equal",))
+    trim_clusters: float = setting(
+        0.05, "share of the devices, farthest from all centers, that counts for none", low=0.0, high=0.49
+    )
     server: ServerOptions = TRIMMED_MEAN
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice("weights", self.weights, ("equal",))
         check_choice("reduce", self.server.reduce, REDUCER_NAMES[1:])
-        check_range("trim-clusters", self.trim_clusters, low=0.0, high=0.49)
 
     def _cluster(self, matrix: F64, a: F64, rng: np.random.Generator, init: I64 | None) -> Clusters:  # noqa: ARG002
         found = trimmed_kmeans(matrix, self.clusters, rng, trim=self.trim_clusters, restarts=self.restarts, init=init)

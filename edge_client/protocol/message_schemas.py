@@ -26,6 +26,7 @@ from edge_client.protocol.task import (
     ASKED_ALONE,
     DATA_SPLITS,
     FIT_BUFFERS,
+    MAX_BATCH,
     MAX_LABEL_TOTALS,
     MAX_MODELS,
     MAX_STEPS,
@@ -35,11 +36,13 @@ from edge_client.protocol.task import (
     PROBE_QUANTITIES,
     ROWS_PATTERN,
     SLOT_PATTERN,
+    probe_contradiction,
 )
 from edge_client.protocol.validators import (
     MAX_SAFE_INTEGER,
     FieldTable,
     boolean,
+    checked,
     field_error,
     integer,
     list_of,
@@ -62,8 +65,7 @@ from edge_client.protocol.validators import (
 CODECS = ("f32", "f16", "i8")
 MAX_DETAIL_CHARS = 200
 RUNTIME = r"[A-Za-z0-9_.+ -]{1,64}"  # a runtime's name and version
-MAX_GET_BLOCKS = 16
-MAX_CENTERS = 1_024
+MAX_GET_BLOCKS, MAX_CENTERS = 16, 1_024
 
 ERR_CODES = (
     *("bad_json", "too_big", "bad_version", "bad_kind", "bad_field", "not_member", "not_yours"),
@@ -100,14 +102,7 @@ def _block_runs(value: Any, name: str) -> list[list[int]]:  # noqa: ANN401
     return runs
 
 
-def _run(value: Any, _name: str) -> str:  # noqa: ANN401
-    return topics.check_run(value)
-
-
-def _sha256(value: Any, _name: str) -> str:  # noqa: ANN401
-    return topics.check_sha256(value)
-
-
+_run, _sha256 = checked(topics.check_run), checked(topics.check_sha256)
 _IDENT = matching(r"[A-Za-z0-9-]{1,36}")
 _U32 = integer(0, 2**32 - 1)
 _COUNT = integer(0, MAX_SAFE_INTEGER)
@@ -147,8 +142,8 @@ _FIT: FieldTable = required(
     start=word_or("own", _MODEL),
     lr=number(),
     mu=number(),
-    steps=integer(1, 1_000_000),
-    batch=integer(1, 65_536),
+    steps=integer(1, MAX_STEPS),
+    batch=integer(1, MAX_BATCH),
     seed=_COUNT,
 ) | optional(
     momentum=number(),  # of the step's own SGD; exactly one of the two, see _fit_contradiction
@@ -164,7 +159,7 @@ _FIT: FieldTable = required(
 _PROBE: FieldTable = required(
     models=list_of(_CANDIDATE, 0, MAX_MODELS),
     want=list_of(one_of(*sorted(PROBE_QUANTITIES)), 1, len(PROBE_QUANTITIES)),
-    batch=integer(1, 65_536),
+    batch=integer(1, MAX_BATCH),
     seed=_COUNT,
 ) | optional(
     prior=list_of(number(), 1, MAX_MODELS),
@@ -327,25 +322,13 @@ def _probe_contradiction(task: Mapping[str, Any]) -> str | None:
     prior = task.get("prior")
     if prior is not None and (len(prior) != len(task["models"]) or not 0 < sum(prior) < math.inf):
         return "prior needs one weight per model and a positive, finite sum"
-    alone = ASKED_ALONE & set(task["want"])
-    if alone and len(task["want"]) > 1:
-        return f"each of {sorted(ASKED_ALONE)} is asked for alone"
     if not task["models"] and task["want"] != ["labels"]:
         return "only labels are asked for without a model"
     if len(set(task["want"])) < len(task["want"]):
         return "want names the same statistic twice"
-    if task.get("buffers") == "batch" and not alone and "step" not in task:
+    if task.get("buffers") == "batch" and ASKED_ALONE.isdisjoint(task["want"]) and "step" not in task:
         return "buffers of a batch need the step's file"
-    return _totals_contradiction(task)
-
-
-def _totals_contradiction(task: Mapping[str, Any]) -> str | None:
-    totals = task.get("label_totals")
-    if totals is not None and len(totals) != len(task["models"]):
-        return "label_totals needs one entry per model"
-    if sum(len(row) for row in totals or () if row is not None) > MAX_LABEL_TOTALS:
-        return f"label_totals holds more than {MAX_LABEL_TOTALS} numbers"
-    return None
+    return probe_contradiction(task["want"], len(task["models"]), task.get("label_totals"))
 
 
 def _sum_contradiction(task: Mapping[str, Any]) -> str | None:

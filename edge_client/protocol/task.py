@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -322,17 +322,12 @@ class Probe(_Bits):
             raise TypeError(f"want must be a set, as {{'loss'}}, got {self.want!r:.80}")
         if not self.want or not self.want <= PROBE_QUANTITIES:
             raise ValueError(f"want must be some of {sorted(PROBE_QUANTITIES)}, got {sorted(self.want)}")
-        if self.want & ASKED_ALONE and len(self.want) > 1:
-            raise ValueError(f"each of {sorted(ASKED_ALONE)} is asked for alone")
         if self.split not in DATA_SPLITS:
             raise ValueError(f"split must be 'train' or 'test', got {self.split!r}")
         if self.prior is not None and len(self.prior) != len(self.models):
             raise ValueError("prior needs one weight per model")
-        totals = self.label_totals
-        if totals is not None and len(totals) != len(self.models):
-            raise ValueError("label_totals needs one entry per model")
-        if sum(len(row) for row in totals or () if row is not None) > MAX_LABEL_TOTALS:
-            raise ValueError(f"label_totals holds more than {MAX_LABEL_TOTALS} numbers")
+        if wrong := probe_contradiction(self.want, len(self.models), self.label_totals):
+            raise ValueError(wrong)
         _models("models", self.vectors)
 
     @property
@@ -340,6 +335,19 @@ class Probe(_Bits):
         """The candidates, apart from the device's own; what stands in for one that it does not keep is among them."""
         named = [m.init if isinstance(m, OwnModel) else m for m in self.models]
         return [v for v in named if v is not None]
+
+
+def probe_contradiction(
+    want: Collection[str], models: int, totals: Sequence[Sequence[float] | None] | None
+) -> str | None:
+    """What of `Probe.want` and `Probe.label_totals` cannot be asked together, of so many models; None: nothing."""
+    if len(want) > 1 and not ASKED_ALONE.isdisjoint(want):
+        return f"each of {sorted(ASKED_ALONE)} is asked for alone"
+    if totals is not None and len(totals) != models:
+        return "label_totals needs one entry per model"
+    if sum(len(row) for row in totals or () if row is not None) > MAX_LABEL_TOTALS:
+        return f"label_totals holds more than {MAX_LABEL_TOTALS} numbers"
+    return None
 
 
 def _models(name: str, vectors: Sequence[object]) -> None:

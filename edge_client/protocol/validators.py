@@ -26,6 +26,11 @@ def field_error(name: str, value: object, wanted: str) -> Malformed:
     return Malformed("bad_field", f"{name} is {value!r:.80}; expected {wanted}")
 
 
+def checked(check: Callable[[Any], str]) -> Check:
+    """What a check of the value alone, which raises Malformed by itself, gives back."""
+    return lambda value, _name: check(value)
+
+
 def integer(low: int, high: int) -> Check:
     """An int, not a bool, from `low` to `high`."""
 

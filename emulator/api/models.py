@@ -25,7 +25,7 @@ from edge_client.training.scores import MAX_COUNTED_CLASSES
 from export.compiler.losses.choose_loss import layout_of
 from export.compiler.losses.sample_losses import LossFunction
 from export.compiler.program import load_vector, make_source, schema_of, vector_of
-from export.compiler.program_functions import vocabulary_size
+from export.compiler.program_functions import TraceSource, vocabulary_size
 from export.compiler.signatures.packed_inputs import pack_module
 from export.own_thread import own_random
 
@@ -66,64 +66,67 @@ def _own_model(
         return ours if loss is None else replace(ours, own_loss=loss)
     one = next(iter(split.devices.values())).train
     shape, labels = tuple(one.x.shape[1:]), np.issubdtype(one.y.dtype, np.integer)
-    _check_not_of_classes(loss, None if labels else one.y.shape[1:])
-    parts = [y for local in split.devices.values() for y in (local.train.y, local.test.y if local.test else None)]
-    used = np.unique(np.concatenate([np.unique(y) for y in parts if y is not None])) if labels else np.empty(0)
-    used = used[used != IGNORED]
-    if model is None:
-        if one.y.ndim > 1 and labels:
-            raise UsageError(
-                "these samples have a label per token or pixel, and no model of ours gives so many",
-                hint="give model=, a torch module whose output has one more axis than a sample's labels: the classes"
-                + ONE_HOT
-                + NO_CLASSES,
-            )
-        if labels and used[-1] >= MAX_COUNTED_CLASSES:
-            told = f"y has the class {used[-1]}, of {len(used)} classes; accuracy is counted for {MAX_COUNTED_CLASSES}"
-            raise UsageError(told, hint="number the classes from 0: y = np.unique(y, return_inverse=True)[1]")
-        if packed := _parts(split):
-            named = ", ".join(part.name for part in packed)
-            hint = f"give model=, a torch module whose forward takes {named}"
-            raise UsageError("these samples are several arrays, and no model of ours takes them", hint=hint)
-        model = partial(Perceptron, shape, (int(used[-1]) + 1,) if labels else tuple(one.y.shape[1:]))
-    model, packed = make_module(model, seed), _parts(split)
-    _warn_of_pixels(model, shape, split)
+    per_sample, packed, used = one.y.shape[1:], _parts(split), _used_classes(split) if labels else np.empty(0)
+    _check_not_of_classes(loss, None if labels else per_sample)
+    module = make_module(_perceptron(shape, per_sample, used, packed, labels=labels) if model is None else model, seed)
+    _warn_of_pixels(module, shape, split)
     if packed:
-        model = pack_module(model, packed)
-    source = make_source(
-        model,
-        input=shape,
-        loss="squared-error",
-        own_loss=loss,
-        own_targets=None if labels else one.y.shape[1:],
-        parts=packed,
-    )
+        module = pack_module(module, packed)
+    targets = None if labels else per_sample
+    source = make_source(module, input=shape, loss="squared-error", own_loss=loss, own_targets=targets, parts=packed)
+    facts: dict[str, Any] = {"name": source.name, "module": module, "input": shape, "parts": packed, "own_loss": loss}
     if labels:
-        kind = layout_of(source.target, one.y.shape[1:])
-        if kind is None:
-            raise UsageError(
-                f"{source.name} gives {source.target} for a sample, whose labels are of shape {one.y.shape[1:]}",
-                hint="give it one row of outputs for each label: the classes are the first axis of a sample's output, "
-                f"or the last{ONE_HOT}{NO_CLASSES}",
-            )
-        most, outputs = int(used[-1]), source.target[class_axis(kind, source.target)]
-        if most >= outputs:
-            raise UsageError(
-                f"{source.name} has {outputs} outputs, and a device has a sample of class {most}",
-                hint=f"give it one output per class: {most + 1}{_other_labels(used, outputs, one.y.ndim, loss)}",
-            )
-        facts: dict[str, Any] = {"classes": outputs} if kind == "cross-entropy" else {"target": source.target}
-        return Model(name=source.name, module=model, input=shape, **facts, parts=packed, loss=kind, own_loss=loss)
-    return Model(
-        name=source.name,
-        module=model,
-        input=shape,
-        target=source.target,
-        loss="squared-error",
-        own_loss=loss,
-        own_targets=source.own_targets,
-        parts=packed,
-    )
+        return Model(**facts, **_facts_of_classes(source, per_sample, used, loss))
+    return Model(**facts, target=source.target, loss="squared-error", own_targets=source.own_targets)
+
+
+def _used_classes(split: FleetData) -> Array:
+    """The classes that a device has a sample of, rising."""
+    parts = [y for local in split.devices.values() for y in (local.train.y, local.test.y if local.test else None)]
+    found = np.unique(np.concatenate([np.unique(y) for y in parts if y is not None]))
+    used: Array = found[found != IGNORED]
+    return used
+
+
+def _perceptron(
+    shape: tuple[int, ...], per_sample: tuple[int, ...], used: Array, packed: Parts, *, labels: bool
+) -> Callable[[], nn.Module]:
+    """What makes the model of samples for which none is given. Raises UsageError where it would not suit them."""
+    if per_sample and labels:
+        raise UsageError(
+            "these samples have a label per token or pixel, and no model of ours gives so many",
+            hint="give model=, a torch module whose output has one more axis than a sample's labels: the classes"
+            + ONE_HOT
+            + NO_CLASSES,
+        )
+    if labels and used[-1] >= MAX_COUNTED_CLASSES:
+        told = f"y has the class {used[-1]}, of {len(used)} classes; accuracy is counted for {MAX_COUNTED_CLASSES}"
+        raise UsageError(told, hint="number the classes from 0: y = np.unique(y, return_inverse=True)[1]")
+    if packed:
+        named = ", ".join(part.name for part in packed)
+        hint = f"give model=, a torch module whose forward takes {named}"
+        raise UsageError("these samples are several arrays, and no model of ours takes them", hint=hint)
+    return partial(Perceptron, shape, (int(used[-1]) + 1,) if labels else per_sample)
+
+
+def _facts_of_classes(
+    source: TraceSource, per_sample: tuple[int, ...], used: Array, loss: LossFunction | None
+) -> dict[str, Any]:
+    """The loss of a model of classes, and how many it has. Raises UsageError where the labels do not suit it."""
+    kind = layout_of(source.target, per_sample)
+    if kind is None:
+        raise UsageError(
+            f"{source.name} gives {source.target} for a sample, whose labels are of shape {per_sample}",
+            hint="give it one row of outputs for each label: the classes are the first axis of a sample's output, "
+            f"or the last{ONE_HOT}{NO_CLASSES}",
+        )
+    most, outputs = int(used[-1]), source.target[class_axis(kind, source.target)]
+    if most >= outputs:
+        raise UsageError(
+            f"{source.name} has {outputs} outputs, and a device has a sample of class {most}",
+            hint=f"give it one output per class: {most + 1}{_other_labels(used, outputs, 1 + len(per_sample), loss)}",
+        )
+    return {"loss": kind} | ({"classes": outputs} if kind == "cross-entropy" else {"target": source.target})
 
 
 def _check_not_of_classes(loss: LossFunction | None, target: tuple[int, ...] | None) -> None:

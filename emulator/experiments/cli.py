@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from edge_client.errors import UsageError
+from emulator.command_options import run_option
 from emulator.console import ConsoleProgress
 from export.command_line import handle_errors
 
@@ -17,9 +18,7 @@ from export.command_line import handle_errors
 def experiment(  # noqa: PLR0913 - a command line
     name: Annotated[str, typer.Argument(help="A paper's table, as wecfl-table2, or a file, as mine.toml.")],
     *,
-    data: Annotated[
-        Path | None, typer.Option(help="The folder of data sets. Default: the folder that FEDCENTERS_DATA names.")
-    ] = None,
+    data: Annotated[Path | None, run_option("data")] = None,
     seeds: Annotated[
         int | None,
         typer.Option(
@@ -43,7 +42,7 @@ def experiment(  # noqa: PLR0913 - a command line
     out: Annotated[Path, typer.Option(help="Finished cells are kept here, and not run again.")] = Path(
         "runs/experiments"
     ),
-    workers: Annotated[int, typer.Option(min=1, help="Processes that share the devices' work.")] = 1,
+    workers: Annotated[int, run_option("workers")] = 1,
     write: Annotated[Path | None, typer.Option(help="A Markdown file in which to put the table.")] = None,
     picture: Annotated[Path | None, typer.Option(help="Also draw accuracy by round, as .pdf, .png or .svg.")] = None,
     kept: Annotated[bool, typer.Option("--kept", help="Run nothing: the table of the finished cells.")] = False,

@@ -93,22 +93,29 @@ def run_worker(connection: Connection) -> None:
             try:
                 if devices is None:
                     devices = EmulatedDevices(learner=learner or open_recipe(setup.recipe), local=_read(setup.samples))
-                if share is None:
-                    devices.open_round()
-                elif isinstance(share, (StateTransfer, ModelWanted)):
-                    connection.send(_of_own_models(devices, share))
-                else:
-                    with open_shared_matrix(connection) if share.rows else nullcontext() as put:
-                        for given in devices.each_answer(share.tasks):
-                            connection.send(_written(given, share.rows, put))
-                    if new:
-                        gc.collect()  # a recording leaves 20 MB of cycles behind
-                        trim_heap()
-                        new = False
+                _answer(connection, devices, share)
+                if new and isinstance(share, WorkItem):
+                    gc.collect()  # a recording leaves 20 MB of cycles behind
+                    trim_heap()
+                    new = False
             except (*USER_ERRORS, OSError) as wrong:
                 connection.send(wrong)
             except Exception:  # noqa: BLE001 - every failure is sent to the run's process
                 connection.send(traceback.format_exc())
+
+
+def _answer(
+    connection: Connection, devices: EmulatedDevices, share: WorkItem | StateTransfer | ModelWanted | None
+) -> None:
+    """Do what the run's process has sent, and send what comes of it."""
+    if share is None:
+        devices.open_round()
+    elif isinstance(share, (StateTransfer, ModelWanted)):
+        connection.send(_of_own_models(devices, share))
+    else:
+        with open_shared_matrix(connection) if share.rows else nullcontext() as put:
+            for given in devices.each_answer(share.tasks):
+                connection.send(_written(given, share.rows, put))
 
 
 def _of_own_models(devices: EmulatedDevices, asked: StateTransfer | ModelWanted) -> Mapping[str, object] | Flat | None:

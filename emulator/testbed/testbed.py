@@ -184,14 +184,20 @@ def run_testbed(
             with signals.hold():
                 progress.close()
                 shutil.rmtree(work, ignore_errors=True)
-                try:
-                    if {path.name for path in folder.iterdir()} <= KEY_FILES:
-                        for key in KEY_FILES:
-                            (folder / key).unlink(missing_ok=True)
-                    folder.rmdir()  # nothing happened in it
-                except OSError:
-                    if not finished:
-                        progress.say(f"what was done is kept in {folder}")
+                if not _removed_unused(folder) and not finished:
+                    progress.say(f"what was done is kept in {folder}")
+
+
+def _removed_unused(folder: Path) -> bool:
+    """Remove the folder of a run in which nothing happened; whether it was one."""
+    try:
+        if {path.name for path in folder.iterdir()} <= KEY_FILES:
+            for key in KEY_FILES:
+                (folder / key).unlink(missing_ok=True)
+        folder.rmdir()
+    except OSError:
+        return False
+    return True
 
 
 def _keep_logs(written: Path, kept: Path) -> None:

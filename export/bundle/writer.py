@@ -54,9 +54,6 @@ from export.bundle.verify_centers import (
     parity_limit,
     torch_logits,
 )
-from export.compiler.adapters.frozen import load_frozen
-from export.compiler.program import load_vector
-from export.compiler.program_functions import private_copy
 from export.containers.write_onnx import bake_weights
 
 log = logging.getLogger(__name__)
@@ -87,14 +84,11 @@ class BundleOptions:
             raise UsageError(told, hint="bundle with the formats onnx or tflite, which can be quantized")
 
 
-def write_bundle(
-    out: Path, material: BundleSource, options: BundleOptions | None = None, *, module: nn.Module | None = None
-) -> BundleManifest:
+def write_bundle(out: Path, material: BundleSource, options: BundleOptions | None = None) -> BundleManifest:
     """Write the folder `out`, replacing an older bundle when the new one is complete. -> manifest.json's content.
 
-    `module`: the model in torch, which is not changed; without it, the program's infer graph. Raises UsageError,
-    also where `out` is no bundle, ConfigError, Malformed for names that no reader takes, or ProgramRefused for a file
-    that differs from torch.
+    Raises UsageError, also where `out` is no bundle, ConfigError, Malformed for names that no reader takes, or
+    ProgramRefused for a file that differs from torch.
     """
     check_replaceable(out)
     if len(material.cards) != len(material.centers) or not material.centers:
@@ -102,7 +96,7 @@ def write_bundle(
         raise UsageError(told, hint="give one card per center")
     part = out.with_name(f".{out.name}.partial")
     shutil.rmtree(part, ignore_errors=True)
-    made = _BundleBuild(material, options or BundleOptions(), _Writer(part), module)
+    made = _BundleBuild(material, options or BundleOptions(), _Writer(part))
     manifest = checked_shape(made.manifest())  # no reader takes another, and an older bundle is there yet
     made.writer.finish(manifest, material.sign, out)
     return manifest
@@ -111,9 +105,7 @@ def write_bundle(
 class _BundleBuild:
     """One bundle while it is being written."""
 
-    def __init__(
-        self, material: BundleSource, options: BundleOptions, writer: _Writer, module: nn.Module | None
-    ) -> None:
+    def __init__(self, material: BundleSource, options: BundleOptions, writer: _Writer) -> None:
         self._material, self._wish, self.writer = material, options, writer
         self._program, self._files = material.program, material.files
         self._frozen = frozen_tensors(material.program, material.files)
@@ -123,7 +115,7 @@ class _BundleBuild:
                 f"model {material.program.model!r} takes batches of {min(sizes)} only, and a center's file any number",
                 hint="let forward take any batch size, as by x.shape[0] in place of len(x)",
             )
-        self._network = _loader(material, self._frozen, module) if options.formats else None
+        self._network = _loader(material, self._frozen) if options.formats else None
         reference = material.reference
         self._samples = (
             random_inputs(material.program) if reference is None else reference.subsample(MAX_COMPARED_SAMPLES).x
@@ -252,18 +244,9 @@ class _BundleBuild:
         return parity
 
 
-def _loader(material: BundleSource, frozen: Tensors, module: nn.Module | None) -> Callable[[Flat], nn.Module]:
-    """Vector -> network in torch: the user's model with these weights, or the program's infer graph."""
+def _loader(material: BundleSource, frozen: Tensors) -> Callable[[Flat], nn.Module]:
+    """Vector -> network in torch, the program's infer graph with these weights."""
     program = material.program
-    if module is not None:
-        mine = private_copy(module, program.dtype)
-        load_frozen(mine, frozen)
-
-        def loaded(vector: Flat) -> nn.Module:
-            load_vector(mine, program.schema, vector)
-            return mine.eval()
-
-        return loaded
     infer, held = material.files[_pt2_infer(program)], list(frozen.values())
     return lambda vector: load_infer_module(infer, program.schema, vector, frozen=held)
 

@@ -27,7 +27,7 @@ from coordinator.strategies.base import Fleet, Round, State, Strategy
 from coordinator.strategies.baselines.ditto import Ditto
 from coordinator.strategies.baselines.nonfed import NonFed
 from coordinator.strategies.common.local_sgd import LocalSgd
-from coordinator.strategies.common.server_options import NOT_A_SETTING, ServerOptions
+from coordinator.strategies.common.server_options import ServerOptions
 from coordinator.strategies.wecfl import WeCFL
 from edge_client.data.dataset import Dataset
 from edge_client.protocol.task import Array, ClientId, Schema
@@ -62,7 +62,7 @@ FASTER = 0.0024  # what momentum of 0.9 amounts to in ten steps when it survives
 class RecordingWeCFL(WeCFL):
     """WeCFL, and the centers [K, size] with which each round began."""
 
-    began: list[Array] = field(default_factory=list, metadata=NOT_A_SETTING)
+    began: list[Array] = field(default_factory=list, metadata={"setting": False})
 
     def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
         """WeCFL's own."""

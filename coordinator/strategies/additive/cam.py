@@ -19,10 +19,17 @@ from typing import ClassVar
 import numpy as np
 
 from coordinator.models.members import SumLayout
-from coordinator.strategies.additive.members import begin_sum, check_policy, train_common, train_groups, unmoved
+from coordinator.strategies.additive.members import (
+    BATCH_NORM,
+    begin_sum,
+    check_policy,
+    train_common,
+    train_groups,
+    unmoved,
+)
 from coordinator.strategies.base import Fleet, Round, State
 from coordinator.strategies.common.local_sgd import LocalSgd
-from coordinator.strategies.common.setting_checks import check_range
+from coordinator.strategies.common.setting_checks import setting
 from coordinator.strategies.ifca import IFCA
 from coordinator.strategies.wecfl import WeCFL
 from edge_client.protocol.task import Flat, Schema
@@ -36,13 +43,16 @@ class OverCommonModel(LocalSgd):
 
     members: ClassVar[int] = 2
 
-    warm_up: int = 0
-    common: bool = True
+    batch_norm: str = setting("average", **BATCH_NORM)
+    warm_up: int = setting(0, "first rounds, in which the common model is trained alone", low=0)
+    common: bool = setting(
+        default=True,
+        words="whether the common model is trained after the first warm_up rounds; without it this is the base method",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_policy(self)
-        check_range("warm-up", self.warm_up, low=0)
 
     def begin(self, model: Flat, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> State:
         """The base method's. Raises ConfigError for a model that is no sum of two."""

@@ -19,11 +19,18 @@ from typing import ClassVar
 import numpy as np
 
 from coordinator.models.members import SumLayout
-from coordinator.strategies.additive.members import begin_sum, check_policy, train_common, train_groups, unmoved
+from coordinator.strategies.additive.members import (
+    BATCH_NORM,
+    begin_sum,
+    check_policy,
+    train_common,
+    train_groups,
+    unmoved,
+)
 from coordinator.strategies.base import Fleet, Round, ServedModels, State
 from coordinator.strategies.common.assignment import serving_center
 from coordinator.strategies.common.sampling import TaskSeeds
-from coordinator.strategies.common.setting_checks import check_range
+from coordinator.strategies.common.setting_checks import setting
 from coordinator.strategies.wecfl import WeCFL
 from edge_client.protocol.task import OWN_MODEL, ClientId, Flat, OwnModel, Schema
 
@@ -38,12 +45,12 @@ class FeMAM(WeCFL):
 
     members: ClassVar[int] = LEVELS
 
-    level_rounds: int = 4
+    batch_norm: str = setting("average", **BATCH_NORM)
+    level_rounds: int = setting(4, "rounds in which each level but the last is trained", low=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_policy(self)
-        check_range("level-rounds", self.level_rounds, low=0)
 
     def begin(self, model: Flat, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> State:
         """All centers alike, before the first level. Raises ConfigError for a model that is no sum of three."""

@@ -9,20 +9,25 @@ loss of the sum, so a member learns what the others leave over.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from coordinator.models.members import SumLayout
 from coordinator.strategies.base import Fleet, Round, State
 from coordinator.strategies.common.assignment import serving_center
-from coordinator.strategies.common.local_sgd import LocalSgd
+from coordinator.strategies.common.local_sgd import BUFFER_SOURCES, LocalSgd
 from coordinator.strategies.common.sampling import TaskSeeds
 from coordinator.strategies.common.updates import ClientUpdates
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import Array, Flat
 
+BATCH_NORM: Mapping[str, Any] = {  # a setting of methods whose models are sums, in place of that of LocalSgd
+    "words": 'running statistics that a device uses: "average" or "batch"',
+    "choices": tuple(BUFFER_SOURCES),  # `check_policy` says why one of them is refused
+}
 COMMON, GROUP = 0, -1  # which member of the sum
 _VECTORS = "start"  # the entry of State.extra that is a model as well: the common start of FeSEM and IFCA
 

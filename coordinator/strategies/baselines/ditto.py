@@ -18,7 +18,7 @@ import numpy as np
 from coordinator.strategies.base import Fleet, Round, ServedModels, State
 from coordinator.strategies.baselines.fedavg import FedAvg
 from coordinator.strategies.common.sampling import TaskSeeds
-from coordinator.strategies.common.setting_checks import check_range
+from coordinator.strategies.common.setting_checks import setting
 from coordinator.strategies.common.updates import ClientUpdates
 from coordinator.strategies.numbered_fleet import all_of_one_center
 from coordinator.strategies.plans.sum_plan import PersonalFit, SumPlan
@@ -31,13 +31,15 @@ PERSONAL_SLOT = "personal"
 class Ditto(FedAvg):
     """One common model and one personal model per device. lam = 0: the personal models are those of local training."""
 
-    lam: float = 0.1  # the least of the three that the paper tries; 1 holds the digits' groups together
-    common_weight: float = 0.0  # of the common model beside the personal one where a device is served; Ditto has 0
+    lam: float = setting(  # the least of the three that the paper tries; 1 holds the digits' groups together
+        0.1, "weight of the pull of the personal model to the common one", low=0.0
+    )
+    common_weight: float = setting(  # Ditto has 0
+        0.0, "share of the common model beside the personal one where a device is served", low=0.0, high=1.0
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range("lam", self.lam, low=0.0)
-        check_range("common-weight", self.common_weight, low=0.0, high=1.0)
         self.check_pull(self.lam, "every device", setting="lam")
 
     def begin(self, model: Flat, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> State:

@@ -13,7 +13,7 @@ import numpy as np
 
 from coordinator.strategies.base import Replies, late_replies
 from coordinator.strategies.baselines.fedavg import FedAvg
-from coordinator.strategies.common.setting_checks import check_range
+from coordinator.strategies.common.setting_checks import setting
 from coordinator.strategies.common.updates import ClientUpdates
 from edge_client.protocol.task import Schema
 
@@ -22,11 +22,7 @@ from edge_client.protocol.task import Schema
 class FedAvgLate(FedAvg):
     """One model for all devices, from punctual and late updates."""
 
-    late_weight: float = 0.71
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("late-weight", self.late_weight, low=0.0, high=1.0)
+    late_weight: float = setting(0.71, "weight of an update that came after its round", low=0.0, high=1.0)
 
     def _updates(self, replies: Replies, schema: Schema) -> ClientUpdates:
         now, before = (ClientUpdates.from_replies(some, schema.size) for some in (replies, late_replies(replies)))

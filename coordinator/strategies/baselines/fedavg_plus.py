@@ -19,7 +19,7 @@ from coordinator.strategies.baselines.fedavg import FedAvg
 from coordinator.strategies.baselines.fedprox import FedProx
 from coordinator.strategies.common.initial_centers import initial_centers
 from coordinator.strategies.common.label_totals import label_counts
-from coordinator.strategies.common.setting_checks import check_range
+from coordinator.strategies.common.setting_checks import described
 from edge_client.protocol.task import MAX_MODELS, Array, ClientId, Fit, Flat, Schema
 
 
@@ -27,11 +27,9 @@ from edge_client.protocol.task import MAX_MODELS, Array, ClientId, Fit, Flat, Sc
 class FedAvgPlus(FedAvg):
     """`runs` models, each trained by all devices; no device is assigned to one. One run is FedAvg."""
 
-    runs: int = field(default=5, kw_only=False)  # the paper's smaller number
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("runs", self.runs, low=1, high=MAX_MODELS)
+    runs: int = field(  # the paper's smaller number
+        default=5, kw_only=False, metadata=described("number of independent runs", low=1, high=MAX_MODELS)
+    )
 
     def begin(self, model: Flat, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> State:  # noqa: ARG002 - the interface's
         return State(centers=initial_centers(model, schema, self.runs, rng))

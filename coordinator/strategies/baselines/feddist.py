@@ -13,7 +13,7 @@ import numpy as np
 
 from coordinator.strategies.base import Fleet
 from coordinator.strategies.baselines.fedavg import FedAvg
-from coordinator.strategies.common.setting_checks import check_choice, check_range
+from coordinator.strategies.common.setting_checks import WEIGHTS, setting
 from coordinator.strategies.common.updates import ClientUpdates
 from coordinator.strategies.plans.sum_plan import SumPlan
 from edge_client.protocol.task import Array, Schema
@@ -23,13 +23,10 @@ from edge_client.protocol.task import Array, Schema
 class FedDist(FedAvg):
     """One model for all devices; a round moves it by `eps` of the way to the mean of their models."""
 
-    eps: float = 0.6  # the public code's
-    weights: str = "equal"  # "samples": devices weigh n_i, which is FedDWS
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("eps", self.eps, low=1e-9, high=1.0)
-        check_choice("weights", self.weights, ("equal", "samples"))
+    eps: float = setting(  # the public code's
+        0.6, "share of the way to the mean that a round goes, 0 to 1", low=1e-9, high=1.0
+    )
+    weights: str = setting("equal", **WEIGHTS)  # "samples": devices weigh n_i, which is FedDWS
 
     def sum_plan(self, fleet: Fleet) -> SumPlan:
         """The same with the outer step."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from coordinator.strategies.base import Fleet
 from coordinator.strategies.baselines.fedavg import FedAvg
-from coordinator.strategies.common.setting_checks import check_range
+from coordinator.strategies.common.setting_checks import setting
 from coordinator.strategies.plans.asynchronous_plan import AsynchronousPlan
 from coordinator.strategies.plans.sum_plan import SumPlan
 from edge_client.protocol.task import Fit, Flat
@@ -16,11 +16,12 @@ from edge_client.protocol.task import Fit, Flat
 class FedProx(FedAvg):
     """One model for all devices, with a proximal pull to it. mu = 0 is FedAvg."""
 
-    mu: float = 0.1  # the seed papers' baseline; the original tries 0.001 to 1
+    mu: float = setting(  # the seed papers' baseline; the original tries 0.001 to 1
+        0.1, "weight of the pull to the center, mu / 2 times the squared distance", low=0.0
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range("mu", self.mu, low=0.0)
         self.check_pull(self.mu, "every device", setting="mu")
 
     def sum_plan(self, fleet: Fleet) -> SumPlan:

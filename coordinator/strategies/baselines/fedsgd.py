@@ -15,11 +15,11 @@ from coordinator.aggregation.centers import row_means
 from coordinator.strategies.base import Fleet, Mixture, Replies, Round, ServingOptions, State
 from coordinator.strategies.common.method_value import MethodValue
 from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
-from coordinator.strategies.common.setting_checks import check_range
+from coordinator.strategies.common.setting_checks import COHORT, setting
 from coordinator.strategies.common.updates import ClientUpdates, updates_of
 from coordinator.strategies.numbered_fleet import all_of_one_center
 from edge_client.errors import ConfigError
-from edge_client.protocol.task import ClientId, Flat, Probe, Reply, Schema
+from edge_client.protocol.task import MAX_BATCH, ClientId, Flat, Probe, Reply, Schema
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -28,14 +28,9 @@ class FedSGD(MethodValue):
 
     takes_newcomers: ClassVar[bool] = True
 
-    learning_rate: float = 0.1
-    batch_size: int = 16
-    fraction_train: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_range("learning-rate", self.learning_rate, low=0.0)
-        check_range("batch-size", self.batch_size, low=1, high=65_536)
-        check_range("fraction-train", self.fraction_train, low=1e-9, high=1.0)
+    learning_rate: float = setting(0.1, "learning rate of the server's step", low=0.0)
+    batch_size: int = setting(16, "samples that a device reads at a time", low=1, high=MAX_BATCH)
+    fraction_train: float = setting(1.0, **COHORT)
 
     @property
     def serving(self) -> ServingOptions:

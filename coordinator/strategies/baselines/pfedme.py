@@ -18,7 +18,7 @@ from coordinator.aggregation.rows import Rows
 from coordinator.strategies.base import Fleet, Round, ServedModels, State
 from coordinator.strategies.baselines.fedavg import FedAvg
 from coordinator.strategies.common.sampling import TaskSeeds
-from coordinator.strategies.common.setting_checks import check_range
+from coordinator.strategies.common.setting_checks import setting
 from coordinator.strategies.common.updates import ClientUpdates
 from coordinator.strategies.numbered_fleet import all_of_one_center
 from coordinator.strategies.plans.sum_plan import SumPlan
@@ -32,17 +32,21 @@ PERSONAL_SLOT = "personal"
 class PFedMe(FedAvg):
     """One common model and one personal model per device, held together by lam."""
 
-    lam: float = 0.1  # the paper's 15 is made for a learning rate of 0.005
-    eta: float = 5.0  # w_i goes half of the way to theta_i; the paper goes 0.005 * 15 of it, 20 times: about as far
-    local_rounds: int = 2
-    beta: float = 1.0  # the paper's 2 is a step beyond the mean
+    lam: float = setting(  # the paper's 15 is made for a learning rate of 0.005
+        0.1, "weight of the pull of the personal model theta_i to w_i, the device's copy of the common one", low=1e-9
+    )
+    eta: float = (
+        setting(  # w_i goes half of the way to theta_i; the paper goes 0.005 * 15 of it, 20 times: about as far
+            5.0, "step of w_i, the device's copy of the common model, in a local round", low=0.0
+        )
+    )
+    local_rounds: int = setting(2, "exchanges in a round", low=1)
+    beta: float = setting(  # the paper's 2 is a step beyond the mean
+        1.0, "share of the way to the mean that the common model goes", low=1e-9, high=1.0
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range("lam", self.lam, low=1e-9)
-        check_range("eta", self.eta, low=0.0)
-        check_range("local-rounds", self.local_rounds, low=1)
-        check_range("beta", self.beta, low=1e-9, high=1.0)
         self.check_pull(self.lam, "every device", setting="lam")
         if self.eta * self.lam > 1:
             raise ConfigError(

@@ -18,8 +18,9 @@ from coordinator.clustering.cosine_kmeans import assign_by_cosine, unit_means
 from coordinator.strategies.base import Exchange, Fleet, PartOfCohort, Replies, RequireAll, Round, State
 from coordinator.strategies.common.local_sgd import LocalSgd
 from coordinator.strategies.common.momentum import reset_velocity
-from coordinator.strategies.common.representation import check_representation, represent, represent_rows
+from coordinator.strategies.common.representation import COMPARED, check_representation, represent, represent_rows
 from coordinator.strategies.common.sampling import TaskSeeds
+from coordinator.strategies.common.setting_checks import setting
 from coordinator.strategies.common.updates import ClientUpdates
 from edge_client.protocol.task import I64, Array, ClientId, Fit, Flat, Schema
 
@@ -86,7 +87,7 @@ class SplitTree:
 class TreeOfCenters(LocalSgd):
     """FedAvg in every leaf. A subclass overrides `_prepare` or `_grow` to split leaves."""
 
-    representation: str = "all"
+    representation: str = setting("all", COMPARED)
 
     def __post_init__(self) -> None:
         super().__post_init__()

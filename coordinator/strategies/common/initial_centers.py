@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
 
 import numpy as np
 
@@ -14,7 +13,7 @@ from coordinator.strategies.base import Fleet, RequireAll, Round, State
 from coordinator.strategies.common.local_sgd import LocalSgd
 from coordinator.strategies.common.representation import represent_rows
 from coordinator.strategies.common.sampling import TaskSeeds
-from coordinator.strategies.common.setting_checks import check_choice, check_range
+from coordinator.strategies.common.setting_checks import described, setting
 from coordinator.strategies.common.updates import ClientUpdates
 from edge_client.protocol.task import I64, MAX_MODELS, Array, Flat, Schema
 
@@ -47,15 +46,10 @@ class MultiStartSgd(LocalSgd):
     `initial_centers`, without an exchange; all devices may then choose the one that is best by chance.
     """
 
-    start_modes: ClassVar[tuple[str, ...]] = START_MODES
-
-    clusters: int = field(default=3, kw_only=False)
-    start: str = "groups"  # "redraw" may leave all devices with one center (experiment ifca-starts)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("clusters", self.clusters, low=1, high=MAX_MODELS)
-        check_choice("start", self.start, self.start_modes)
+    clusters: int = field(default=3, kw_only=False, metadata=described("number of centers", low=1, high=MAX_MODELS))
+    start: str = setting(  # "redraw" may leave all devices with one center (experiment ifca-starts)
+        "groups", 'how centers begin apart: "groups", "k-means" or "redraw"', choices=START_MODES
+    )
 
     @property
     def clusters_together(self) -> bool:

@@ -15,11 +15,22 @@ from coordinator.strategies.common.label_totals import LABEL_PRIORS, label_total
 from coordinator.strategies.common.method_value import MethodValue
 from coordinator.strategies.common.sampling import sample_cohort
 from coordinator.strategies.common.server_options import SERVER_DEFAULTS, ServerOptions
-from coordinator.strategies.common.setting_checks import check_choice, check_range
+from coordinator.strategies.common.setting_checks import COHORT, setting
 from coordinator.strategies.plans.asynchronous_plan import AsynchronousPlan, whole_rounds
 from coordinator.strategies.plans.sum_plan import SumPlan, check_hidden, check_noisy, plan_of, single_updates
 from edge_client.errors import ConfigError
-from edge_client.protocol.task import OPTIMISERS, OPTION_RANGES, Array, ClientId, Fit, Flat, Optimiser, Probe, Schema
+from edge_client.protocol.task import (
+    MAX_BATCH,
+    OPTIMISERS,
+    OPTION_RANGES,
+    Array,
+    ClientId,
+    Fit,
+    Flat,
+    Optimiser,
+    Probe,
+    Schema,
+)
 
 MAX_PULL = 2.0  # of lr * mu; above it each step of plain SGD ends farther from the anchor than it began
 _SETTING_OF = {"eps": "adam_eps"}  # `eps` alone is a setting of some methods
@@ -28,6 +39,12 @@ BUFFER_SOURCES: Mapping[str, str] = {  # `batch-norm` -> whose running statistic
     "local": "own",  # a device keeps its own (FedBN, Li et al. 2021)
     "batch": "batch",  # those of the device's training samples (AdaBN, Li et al. 2016)
 }
+
+
+def _option(name: str, default: float, words: str) -> float:
+    """The setting for an option of an optimiser, with the limits that tasks have."""
+    low, high = OPTION_RANGES[name]
+    return setting(default, words, low=low, high=high)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -53,30 +70,35 @@ class LocalSgd(MethodValue):
     takes_newcomers: ClassVar[bool] = True
     members: ClassVar[int] = 1  # models whose outputs are added; above 1 a run's model is such a sum (models/sums.py)
 
-    local_steps: int = 20
-    learning_rate: float = 0.1
-    momentum: float = 0.9
-    optimiser: str = "sgd"  # a name of protocol/task.py; those below are options of it
-    nesterov: bool = False
-    beta1: float = 0.9
-    beta2: float = 0.999
-    adam_eps: float = 1e-8
-    weight_decay: float = 0.0
-    clip_norm: float = 0.0  # 0: gradients are not clipped
-    batch_size: int = 16
-    fraction_train: float = 1.0
-    batch_norm: str = "average"  # a key of BUFFER_SOURCES
-    label_prior: str = "model"  # "device": devices correct centers to their own label counts (label_totals.py)
-    server: ServerOptions = SERVER_DEFAULTS  # its fields are settings of the method, without a prefix
+    local_steps: int = setting(20, "steps of SGD in one fit", low=1)
+    learning_rate: float = setting(0.1, "learning rate of these steps", low=0.0)
+    momentum: float = _option("momentum", 0.9, "momentum of these steps, 0 to 1; velocity begins at zero in each fit")
+    optimiser: str = setting(  # those below are its options
+        "sgd", '"sgd", "adam" or "adamw"; what it remembers begins at zero in each fit', choices=tuple(OPTIMISERS)
+    )
+    nesterov: bool = setting(default=False, words="of sgd: Nesterov's momentum")
+    beta1: float = _option("beta1", 0.9, "of adam and adamw: the share of the mean gradient that a step keeps")
+    beta2: float = _option("beta2", 0.999, "of adam and adamw: the same of the mean square")
+    adam_eps: float = _option("eps", 1e-8, "of adam and adamw: what is added to the root of the mean square")
+    weight_decay: float = _option(
+        "weight_decay", 0.0, "this times the weights is added to the gradient; adamw shrinks the weights by it instead"
+    )
+    clip_norm: float = _option("clip_norm", 0.0, "a gradient longer than this is shortened to it; 0 clips none")
+    batch_size: int = setting(16, "samples in a step", low=1, high=MAX_BATCH)
+    fraction_train: float = setting(1.0, **COHORT)
+    batch_norm: str = setting(
+        "average", 'running statistics that a device uses: "average", "local" or "batch"', choices=tuple(BUFFER_SOURCES)
+    )
+    label_prior: str = setting(
+        "model", '"device" corrects centers to the device\'s own label counts, "model" does not', choices=LABEL_PRIORS
+    )
+    server: ServerOptions = setting(  # its fields are settings of the method, without a prefix
+        SERVER_DEFAULTS, "ServerOptions: robust means, privacy noise and momentum of the centers"
+    )
 
     def __post_init__(self) -> None:
-        check_range("local-steps", self.local_steps, low=1)
-        check_range("learning-rate", self.learning_rate, low=0.0)
+        super().__post_init__()
         self._check_optimiser()
-        check_range("batch-size", self.batch_size, low=1, high=65_536)
-        check_range("fraction-train", self.fraction_train, low=1e-9, high=1.0)
-        check_choice("batch-norm", self.batch_norm, tuple(BUFFER_SOURCES))
-        check_choice("label-prior", self.label_prior, LABEL_PRIORS)
         if self.label_prior == "device" and self.server.privacy_noise:
             raise ConfigError(
                 "label-prior device with privacy-noise: the server would learn each device's label counts",
@@ -115,17 +137,13 @@ class LocalSgd(MethodValue):
         return Optimiser(name=self.optimiser, **options)
 
     def _check_optimiser(self) -> None:
-        """Raise ConfigError for an option out of its range, or one that the optimiser does not have."""
-        check_choice("optimiser", self.optimiser, tuple(OPTIMISERS))
+        """Raise ConfigError for an option that the optimiser does not have."""
         usual = {f.name: f.default for f in fields(LocalSgd)}
-        for option in ("nesterov", *OPTION_RANGES):
-            setting = _SETTING_OF.get(option, option)
-            value, told = getattr(self, setting), setting.replace("_", "-")
-            if option in OPTION_RANGES:
-                low, high = OPTION_RANGES[option]
-                check_range(told, value, low=low, high=high)
-            if option not in OPTIMISERS[self.optimiser] and value != usual[setting]:
-                others = [name for name, options in OPTIMISERS.items() if option in options]
+        for option in sorted({"nesterov", *OPTION_RANGES} - {*OPTIMISERS[self.optimiser]}):
+            name = _SETTING_OF.get(option, option)
+            value, told = getattr(self, name), name.replace("_", "-")
+            if value != usual[name]:
+                others = [other for other, options in OPTIMISERS.items() if option in options]
                 raise ConfigError(
                     f"{told} is {value}, and the optimiser {self.optimiser} has no such option",
                     hint=f"set optimiser = {' or '.join(others)}, or leave {told} out",

@@ -8,7 +8,7 @@ from dataclasses import Field, fields, is_dataclass
 from inspect import Signature, get_annotations, signature
 from typing import TYPE_CHECKING, Any
 
-from coordinator.strategies.common.setting_checks import check_kind, plain_number
+from coordinator.strategies.common.setting_checks import check_kind, plain_number, setting_rows
 from export.plugins import nearest_name_hint
 
 
@@ -60,6 +60,11 @@ class MethodValue(metaclass=_PlainNumbers):
             kind = known[name].type
             check_kind(name.replace("_", "-"), value, kind.__name__ if isinstance(kind, type) else str(kind))
         return super().__new__(cls)
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for a value out of its setting's limits."""
+        for name, row in setting_rows(type(self)):
+            row.check(name.replace("_", "-"), getattr(self, name))
 
     def __repr__(self) -> str:
         told = [(f, getattr(self, f.name)) for f in _fields(self).values() if f.repr]

@@ -23,6 +23,10 @@ REPRESENTATIONS = {  # name -> the reason to choose it, for a run's configuratio
     "delta": "the direction of all parameters: who takes more or larger steps is no further away",
     "projection": "that direction in 1,024 numbers, for large models",
 }
+COMPARED = (  # the words of a setting
+    'what is compared: "classifier" (the last layer), "all", or their direction: "delta", "projection"; '
+    'or the parameters whose names fit a pattern with a "*"'
+)
 PATTERN_EXAMPLE = "*lora_B*"
 SKETCH_SIZE = 1_024  # numbers that stand for a model in "projection"
 

@@ -7,15 +7,14 @@ The arithmetic is in coordinator/aggregation and in momentum.py; this file holds
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 from coordinator.aggregation.centers import Align, aggregate
 from coordinator.aggregation.privacy import release_centers
 from coordinator.aggregation.robust import REDUCER_NAMES, TRIMMED_REDUCERS, make_reducer
 from coordinator.strategies.common.method_value import MethodValue
-from coordinator.strategies.common.setting_checks import check_choice, check_range
+from coordinator.strategies.common.setting_checks import setting
 from coordinator.strategies.common.updates import ClientUpdates
 from coordinator.strategies.plans.sum_plan import SECURE_STARTS
 from edge_client.errors import ConfigError
@@ -23,7 +22,6 @@ from edge_client.protocol.secure.parameters import SECURE_MODES
 from edge_client.protocol.summed_task import MAX_BITS, MIN_BITS
 from edge_client.protocol.task import Array, Schema
 
-NOT_A_SETTING: Mapping[str, Any] = {"setting": False}  # metadata of a field that users cannot set
 OF_NOISE, OF_SUMS = ("privacy-clip", "privacy-delta"), ("secure-bits", "secure-clip", "secure-start")
 
 
@@ -31,49 +29,55 @@ OF_NOISE, OF_SUMS = ("privacy-clip", "privacy-delta"), ("secure-bits", "secure-c
 class ServerOptions(MethodValue):
     """How the updates of a center's devices become the center. Raises ConfigError for values that cannot work.
 
-    Args:
-        reduce: "mean", "trimmed-mean", "median", "norm-clip", "krum", "multi-krum" or "geometric-median" of the models.
-        trim_updates: share of a center's devices that may be hostile, 0 to 0.49; of the trimmed mean and both krums.
-        server_momentum: share of its last move that a center repeats after each round, 0 to 0.99.
-        privacy_noise: noise multiplier; above 0 the centers are differentially private.
-        privacy_clip: longest contribution of one device to the sum of its center; with secure in place of secure_clip.
-        privacy_delta: the delta for which epsilon is reported.
-        secure: "off", or "updates" or "updates+membership": the server learns sums of devices only.
-        least_members: with secure, a center of fewer devices is not summed; at least 2.
-        secure_bits: with secure, bits of a word of the sums, 16 to 32.
-        secure_clip: with secure, longest difference of a device to its center, over the longest center's length (or 1).
-        secure_start: of FeSEM and WeCFL with secure: "loss", or "k-means", which tells the server updates.
-
     >>> import fedcenters as fc
     >>> fc.FeSEM(3, server=fc.ServerOptions(reduce="median"))
     FeSEM(3, server=ServerOptions(reduce='median'))
     """
 
-    reduce: str = "mean"
-    trim_updates: float = 0.2
-    server_momentum: float = 0.0  # beta of momentum.py
-    privacy_noise: float = 0.0  # z of privacy.py; with secure the devices add it
-    privacy_clip: float = 1.0  # C of privacy.py, an L2 norm
-    privacy_delta: float = 1e-5
-    secure: str = "off"
-    least_members: int = 5
-    secure_bits: int = 32
-    secure_clip: float = 1.0
-    secure_start: str = "loss"
-    secret: bytes = field(default=b"", repr=False, metadata=NOT_A_SETTING)  # the key of the noise
+    reduce: str = setting(
+        "mean",
+        '"mean", "trimmed-mean", "median", "norm-clip", "krum", "multi-krum" or "geometric-median" of the models',
+        choices=REDUCER_NAMES,
+    )
+    trim_updates: float = setting(
+        0.2,
+        "share of a center's devices that may be hostile, 0 to 0.49; of the trimmed mean and both krums",
+        low=0.0,
+        high=0.49,
+    )
+    server_momentum: float = setting(  # beta of momentum.py
+        0.0, "share of its last move that a center repeats after each round, 0 to 0.99", low=0.0, high=0.99
+    )
+    privacy_noise: float = setting(  # z of privacy.py; with secure the devices add it
+        0.0, "noise multiplier; above 0 the centers are differentially private", low=0.0
+    )
+    privacy_clip: float = setting(  # C of privacy.py, an L2 norm
+        1.0,
+        "longest contribution of one device to the sum of its center; with secure in place of secure_clip",
+        low=1e-9,
+    )
+    privacy_delta: float = setting(1e-5, "the delta for which epsilon is reported", low=1e-12, high=0.1)
+    secure: str = setting(
+        "off",
+        '"off", or "updates" or "updates+membership": the server learns sums of devices only',
+        choices=SECURE_MODES,
+    )
+    least_members: int = setting(5, "with secure, a center of fewer devices is not summed; at least 2", low=2)
+    secure_bits: int = setting(32, "with secure, bits of a word of the sums, 16 to 32", low=MIN_BITS, high=MAX_BITS)
+    secure_clip: float = setting(
+        1.0,
+        "with secure, longest difference of a device to its center, over the longest center's length (or 1)",
+        low=1e-9,
+    )
+    secure_start: str = setting(
+        "loss",
+        'of FeSEM and WeCFL with secure: "loss", or "k-means", which tells the server updates',
+        choices=SECURE_STARTS,
+    )
+    secret: bytes = field(default=b"", repr=False, metadata={"setting": False})  # the key of the noise
 
     def __post_init__(self) -> None:
-        check_choice("reduce", self.reduce, REDUCER_NAMES)
-        check_range("trim-updates", self.trim_updates, low=0.0, high=0.49)
-        check_range("server-momentum", self.server_momentum, low=0.0, high=0.99)
-        check_range("privacy-noise", self.privacy_noise, low=0.0)
-        check_range("privacy-clip", self.privacy_clip, low=1e-9)
-        check_range("privacy-delta", self.privacy_delta, low=1e-12, high=0.1)
-        check_choice("secure", self.secure, SECURE_MODES)
-        check_range("least-members", self.least_members, low=2)
-        check_range("secure-bits", self.secure_bits, low=MIN_BITS, high=MAX_BITS)
-        check_range("secure-clip", self.secure_clip, low=1e-9)
-        check_choice("secure-start", self.secure_start, SECURE_STARTS)
+        super().__post_init__()
         if not self.privacy_noise and (named := self._set_of(OF_NOISE)):
             told = f"{named} is set and privacy-noise is 0: nothing would be clipped, and nothing is private"
             raise ConfigError(told, hint=f"set privacy-noise above 0, or leave {named} out")

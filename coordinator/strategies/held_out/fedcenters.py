@@ -37,9 +37,9 @@ from coordinator.strategies.common.assignment import centers_of_newcomers, newco
 from coordinator.strategies.common.label_totals import label_counts, label_totals_of, with_label_totals
 from coordinator.strategies.common.local_sgd import LocalSgd
 from coordinator.strategies.common.momentum import reset_velocity
-from coordinator.strategies.common.representation import check_representation, represent_rows
+from coordinator.strategies.common.representation import COMPARED, check_representation, represent_rows
 from coordinator.strategies.common.sampling import TaskSeeds
-from coordinator.strategies.common.setting_checks import check_range
+from coordinator.strategies.common.setting_checks import RESTARTS, setting
 from coordinator.strategies.common.updates import ClientUpdates, pack_by_client
 from coordinator.strategies.held_out.evidence import best_candidate, blended_shares
 from coordinator.strategies.numbered_fleet import all_of_one_center
@@ -119,26 +119,22 @@ class Proposal:
 class FedCenters(LocalSgd):
     """As many centers as held-out losses ask for; each device is served its own mixture of center and own models."""
 
-    trial_rounds: int = 8
-    most_centers: int = 16
-    least_gain: float = 0.2
-    prior_samples: float = 20.0
-    lam: float = 0.1  # Ditto's
-    representation: str = "classifier"
-    restarts: int = 20
+    trial_rounds: int = setting(8, "first rounds, in which a fifth of the training samples is held out; 0: none", low=0)
+    most_centers: int = setting(MAX_MODELS, "centers at most, 1 to 16", low=1, high=MAX_MODELS)
+    least_gain: float = setting(
+        0.2, "share of the held-out loss that more centers must save, 0 to 1", low=0.0, high=1.0
+    )
+    prior_samples: float = setting(
+        20.0, "how many held-out samples the fleet's mean shares count as, beside a device's own", low=0.0
+    )
+    lam: float = setting(0.1, "weight of the pull of the personal model to the center", low=0.0)  # Ditto's
+    representation: str = setting("classifier", COMPARED)
+    restarts: int = setting(20, **RESTARTS)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range("trial-rounds", self.trial_rounds, low=0)
-        check_range("most-centers", self.most_centers, low=1)
-        check_range("least-gain", self.least_gain, low=0.0, high=1.0)
-        check_range("prior-samples", self.prior_samples, low=0.0)
-        check_range("lam", self.lam, low=0.0)
-        check_range("restarts", self.restarts, low=1)
         check_representation(self.representation)
         self.check_pull(self.lam, "every device", setting="lam")
-        if self.most_centers > MAX_MODELS:
-            raise ConfigError(f"most-centers is {self.most_centers}", hint=f"a device compares {MAX_MODELS} at most")
         if self.server.privacy_noise and self.trial_rounds:
             raise ConfigError(
                 "privacy-noise with a trial: each proposed split would be one more release",

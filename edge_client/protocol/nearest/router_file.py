@@ -28,7 +28,7 @@ from edge_client.protocol.nearest.router import (
     Router,
 )
 from edge_client.protocol.nearest.sketch import MAX_SKETCH_SIZE
-from edge_client.protocol.task import F64, Array
+from edge_client.protocol.task import F64, MAX_BATCH, MAX_STEPS, Array
 
 VERSION = 3
 _NEWER = "install the version of fedcenters that the coordinator runs"
@@ -51,8 +51,8 @@ _POINTS_SCHEMA = validators.record(
         representation=validators.matching("[a-z-]{1,32}"),
         lr=validators.number(),
         momentum=validators.number(0, 1),
-        batch=validators.integer(1, 65_536),
-        steps=validators.integer(1, 1_000_000),
+        batch=validators.integer(1, MAX_BATCH),
+        steps=validators.integer(1, MAX_STEPS),
     )
 )
 _VERSION_SCHEMA = validators.record(validators.required(v=validators.integer(0, validators.MAX_SAFE_INTEGER)))

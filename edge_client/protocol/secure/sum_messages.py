@@ -29,7 +29,7 @@ from edge_client.protocol.secure.masks import MAX_BITS, MIN_BITS, packed_size
 from edge_client.protocol.secure.parameters import LEAST_COHORT, MAX_COHORT, MAX_NEIGHBOURS, SumParameters
 from edge_client.protocol.secure.shamir import SHARE_BYTES
 from edge_client.protocol.topics import check_cid, check_run, check_sha256
-from edge_client.protocol.validators import Check, FieldTable, field_error, integer, list_of, record, required
+from edge_client.protocol.validators import Check, FieldTable, checked, field_error, integer, list_of, record, required
 
 VERSION = 1
 MAX_SUM_MESSAGE_BYTES = 65_536  # 255 neighbours with the longest ids and what each is sent
@@ -38,6 +38,7 @@ MAX_WORDS = 1 << 30
 ENVELOPE_BYTES = SEALED_BYTES + 2 * DIGEST_BYTES  # both shares sealed, and the digest of each (mask, self)
 UPLOAD_HEADER = struct.Struct("<BBHI32s")  # version, bits, 0, words, roster
 _U32 = integer(0, 2**32 - 1)
+_cid, _run, _sha256 = checked(check_cid), checked(check_run), checked(check_sha256)
 
 
 def _bytes_of(size: int) -> Check:
@@ -50,18 +51,6 @@ def _bytes_of(size: int) -> Check:
         return data
 
     return check
-
-
-def _cid(value: Any, _name: str) -> str:  # noqa: ANN401
-    return check_cid(value)
-
-
-def _run(value: Any, _name: str) -> str:  # noqa: ANN401
-    return check_run(value)
-
-
-def _sha256(value: Any, _name: str) -> str:  # noqa: ANN401
-    return check_sha256(value)
 
 
 def _cids(value: Any, name: str) -> tuple[str, ...]:  # noqa: ANN401

@@ -65,13 +65,6 @@ export function readManifestForm(obj) {
   return { ...found, ...readSignatureForm(obj, kind) };
 }
 
-/** A received manifest, checked whole. Throws Malformed. */
-export async function readManifest(obj) {
-  const found = readManifestForm(obj);
-  await checkInline(found);
-  return found;
-}
-
 /** "bad_hash" unless an inline blob is the one that its manifest names. */
 export async function checkInline(manifest) {
   if (manifest.inline === undefined) return;

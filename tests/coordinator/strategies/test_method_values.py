@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import re
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import pytest
@@ -28,6 +28,12 @@ def test_the_docstring_has_the_settings_of_the_command_line_with_their_defaults(
     options = {f.name for f in fields(fc.ServerOptions)}
     assert {k: v for k, v in told.items() if k != "server"} == {k: v for k, v in asked.items() if k not in options}
     assert ("server" in told) == bool(asked.keys() & options)
+
+
+def test_the_docstring_of_the_server_options_has_each_with_its_default() -> None:
+    told = dict(re.findall(r"^    (\w+): .+\. Default: (.*)\.$", fc.ServerOptions.__doc__ or "", flags=re.MULTILINE))
+    settings = [f for f in fields(fc.ServerOptions) if f.name != "secret"]
+    assert told == {f.name: repr(f.default) for f in settings}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -124,6 +130,22 @@ def test_a_wrong_setting_says_what_to_write(wrong: dict[str, object], said: str)
 def test_a_value_of_another_kind_is_told_as_such(make: Callable[[], object], said: str) -> None:
     with pytest.raises(ConfigError, match=f"(?s){said}"):
         make()
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class FewSteps(fc.FedAvg):
+    """A method of the user with another default, and a setting of its own."""
+
+    local_steps: int = 2
+    share: float = 5.0
+
+
+def test_another_default_in_a_subclass_keeps_the_words_and_the_limits_of_the_setting() -> None:
+    assert FewSteps().local_steps == 2
+    assert setting_words(FewSteps, "local_steps") == setting_words(fc.FedAvg, "local_steps")
+    assert not setting_words(FewSteps, "share")
+    with pytest.raises(ConfigError, match="local-steps is 0"):
+        FewSteps(local_steps=0)
 
 
 def test_a_value_too_many_without_a_name_is_told_with_a_name() -> None:

@@ -141,14 +141,6 @@ def test_a_name_of_a_class_or_a_column_has_at_most_1024_characters(tmp_path: Pat
             write_bundle(tmp_path / "c", material(names=longer), options)
 
 
-def test_a_bundle_that_is_written_from_the_users_module_is_measured_against_it(tmp_path: Path) -> None:
-    module = model("digits-mlp").module
-    before = vector_of(module, compiled("digits-mlp").program.schema)
-    manifest = write_bundle(tmp_path / "b", material(), BundleOptions(formats=("onnx",)), module=module)
-    assert all(c["files"]["onnx"]["parity"] < PARITY for c in manifest["centers"])
-    assert np.array_equal(vector_of(module, compiled("digits-mlp").program.schema), before)
-
-
 def test_verification_measures_each_file_on_the_devices_that_it_serves(bundle: Path) -> None:
     rows = verify_bundle(bundle)
     assert [(r["center"], r["format"]) for r in rows] == [(k, name) for k in (0, 1) for name in sorted(VARIANTS)]
