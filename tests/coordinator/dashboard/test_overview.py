@@ -95,6 +95,18 @@ def test_the_time_so_far_and_the_time_left_are_shown(site: DashboardSite, visit:
     expect(page.locator("#t-round-more")).to_have_text(re.compile(r"^1 min \d+ s so far, about 15 s left$"))
 
 
+@pytest.mark.parametrize(
+    ("s", "words"), [(59.6, "1 min 0 s"), (119.6, "2 min 0 s"), (3_599.6, "1 h 0 min"), (7_180, "2 h 0 min")]
+)
+def test_a_time_just_below_a_whole_minute_or_hour_is_that_minute_or_hour(
+    tmp_path: Path, visit: Open, s: float, words: str
+) -> None:
+    with serve_dashboard(tmp_path) as site:
+        site.hub.event({"event": "start", "federation": "f", "epoch": 1, "unix_ms": BEGAN_MS, "rounds": {}})
+        site.hub.event({"event": "done", "seconds": s, "unix_ms": BEGAN_MS + round(1000 * s)})
+        expect(visit(site.link).page.locator("#t-round-more")).to_have_text(f"{words} in all")
+
+
 def test_the_time_does_not_count_while_the_coordinator_was_off(site: DashboardSite, visit: Open) -> None:
     """The last event before the second start is a minute after the first."""
     site.hub.event({**joined(3), "unix_ms": BEGAN_MS + 60_000})
