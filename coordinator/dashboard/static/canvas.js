@@ -3,7 +3,7 @@
 import { centerColour, cssColour, fitCanvas, showTip } from "./dom.js";
 
 const MOVE_MS = 900;
-const truncate = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
+const truncate = (text, most) => (text.length > most ? `${text.slice(0, Math.ceil(most / 2) - 1)}…${text.slice(-Math.floor(most / 2))}` : text); // its end, too, which tells it from others
 const reducedMotion = matchMedia("(prefers-reduced-motion: reduce)");
 
 // The map of the devices' models. After `update(map)` dots slide from their last positions.
