@@ -58,6 +58,8 @@ export function moment(ms) { // the clock time, with the date on another day
   const day = at.toDateString() === new Date().toDateString() ? {} : { dateStyle: "short" };
   return at.toLocaleString([], { ...day, timeStyle: "short", hourCycle: "h23" });
 }
+// At most so many characters, with the end, which often tells a name from others.
+export const shortened = (text, most) => (text.length > most ? `${text.slice(0, Math.ceil(most / 2) - 1)}…${text.slice(-Math.floor(most / 2))}` : text);
 export function bytes(n) {
   for (const [unit, size] of [["GB", 1e9], ["MB", 1e6], ["kB", 1e3]]) if (n >= size) return `${(n / size).toFixed(n >= 100 * size ? 0 : 1)} ${unit}`;
   return `${n} B`;
