@@ -27,7 +27,7 @@ async function fetchJoin(url, kept) {
     throw new Unreachable(`cannot reach the coordinator: ${wrong.message}`);
   }
   if (answer.status >= 500 || answer.status === 429) throw new Unreachable(`the coordinator answers ${answer.status}`);
-  if (!answer.ok) throw new Error(`the coordinator answers ${answer.status}`);
+  if (!answer.ok) throw new Error(`the coordinator answers ${answer.status}: load this page again, or ask its operator for a link that works`);
   const raw = await answer.json().catch(() => {
     throw new Unreachable("what answers there is not the coordinator");
   });
@@ -47,7 +47,8 @@ export async function findJoin(url, kept) {
     return { join, confirmed: Promise.resolve(), offline: false };
   } catch (wrong) {
     const last = await kept.get(LAST_FACTS + url);
-    if (!(wrong instanceof Unreachable) || last === undefined) throw wrong;
+    if (!(wrong instanceof Unreachable)) throw wrong;
+    if (last === undefined) throw new Error(`${wrong.message}. Look at the phone's network, then load this page again`);
     const join = readFacts(last);
     const confirmed = confirm(url, join, kept);
     confirmed.catch(() => {}); // a page that has ended meanwhile does not wait for it
@@ -88,8 +89,8 @@ export async function otherModel(url, kept, model) {
 }
 
 function readFacts(raw) {
-  if (!/^wss?:\/\//.test(raw.broker)) throw new Error("this coordinator offers no broker for browsers");
-  if (!raw.signing_keys.length) throw new Error("this coordinator names no signing key");
+  if (!/^wss?:\/\//.test(raw.broker)) throw new Error("this coordinator offers no broker for browsers: ask its operator for web-port or web-broker");
+  if (!raw.signing_keys.length) throw new Error("this coordinator names no signing key: ask its operator");
   const keys = raw.signing_keys.map((key) => {
     const bytes = fromHex(key);
     if (bytes.length !== 32) throw new Error("a signing key has 32 bytes");

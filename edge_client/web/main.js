@@ -67,7 +67,7 @@ async function main() {
   })();
   if (!offline) keepForLater();
   document.addEventListener("visibilitychange", () => document.visibilityState === "visible" && client.transport.hurry());
-  addEventListener("online", () => client.transport.hurry());
+  for (const change of ["online", "offline"]) addEventListener(change, () => client.transport.hurry());
   try {
     await Promise.race([confirmed.then(() => client.run()), modelKnown.then(() => new Promise(() => {})), store.gone]);
   } finally {

@@ -30,7 +30,7 @@ export async function findCenter(client) {
     if (client.downloader.arrived > came) expect();
     if (client.stopping) throw new Malformed("internal", "the page was closed");
     if (client.task !== null) throw new Malformed("unavailable", "there is something to train first; ask again after it");
-    if (client.now() > until) throw new Malformed("unreachable", "the coordinator did not send its centers in time");
+    if (client.now() > until) throw new Malformed("unreachable", "the coordinator did not send its centers in time; press the button again");
   };
   const between = async () => {
     await yieldToPage();
@@ -91,7 +91,7 @@ async function openCatalog(client, catalog, check) {
   await client.fetch([catalog.program], check);
   const program = await taskRunner.program(catalog.program);
   const container = catalog.container[ENGINE];
-  if (!container) throw new Malformed("no_engine", `the catalog has no program for ${ENGINE}`);
+  if (!container) throw new Malformed("no_engine", `the centers have no program for ${ENGINE}, which a browser needs; ask the operator for engines = ["onnx"]`);
   taskRunner.checkContainer(program, "evaluate", container);
   await client.fetch([container, ...taskRunner.frozen(program, container.block)], check);
   return { program, learner: await taskRunner.learner(program, { evaluate: container }) };
@@ -115,14 +115,14 @@ async function askNearest(client, losses, program, n, check) {
     check();
     const { re, code } = client.error ?? {};
     if (asked.has(re) && code === "busy") throw new Malformed("unavailable", NO_CENTERS); // it has taken its catalog back
-    if (asked.has(re) && code !== "rate") throw new Malformed("unreachable", `the coordinator answered ${code}`);
+    if (asked.has(re) && code !== "rate") throw new Malformed("unreachable", `the coordinator answered ${code}; press the button again later`);
   }
   return client.answer;
 }
 
 async function fetchCenter(client, { id, files }, program, data, { check, between }) {
   const manifest = files[FORMAT];
-  if (!manifest) throw new Malformed("bad_field", `center ${id} has no ${FORMAT} file`);
+  if (!manifest) throw new Malformed("bad_field", `center ${id} has no ${FORMAT} file, which a browser needs; ask the operator for formats = ["onnx"]`);
   await client.fetch([manifest], check);
   const session = await client.ort.InferenceSession.create(await client.blobs.read(manifest.sha256), { executionProviders: ["wasm"] });
   const width = sizeOf(program.input);

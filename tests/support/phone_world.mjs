@@ -170,10 +170,10 @@ const SAMPLES = {
 };
 
 /** A phone over a store; `stop` ends its life as a closed tab does, or in good order. */
-export async function phone(world, store, { participates = true, tell = () => {}, runtime = ort } = {}) {
+export async function phone(world, store, { participates = true, tell = () => {}, runtime = ort, now } = {}) {
   if (participates) await store.write({ "takes part": true });
   const client = await Client.open({
-    join: KEYS, device: { id: CID }, store, ort: runtime, mqtt: world, local: async () => ({ train: SAMPLES, test: { ...SAMPLES, n: 0 } }), trains: async () => SAMPLES.n, tell,
+    join: KEYS, device: { id: CID }, store, ort: runtime, mqtt: world, local: async () => ({ train: SAMPLES, test: { ...SAMPLES, n: 0 } }), trains: async () => SAMPLES.n, tell, now,
   });
   const life = client.run();
   await world.heard((m) => m.k === "st" && m.s === "on", world.said.length);

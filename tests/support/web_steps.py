@@ -49,10 +49,12 @@ def check_page(programs: Mapping[str, CompilerOutput], folder: Path) -> None:
 def check_life(made: CompilerOutput, folder: Path) -> None:
     """The page's client against a scripted coordinator, with a real program."""
     write(made, folder)
-    scripts = [ROOT / "tests" / "web" / f"{name}.test.mjs" for name in ("client", "refusals", "no_room", "sums")]
+    scripts = [
+        ROOT / "tests" / "web" / f"{name}.test.mjs" for name in ("client", "reconnected", "refusals", "no_room", "sums")
+    ]
     said = run_tests(*scripts, PROGRAM=str(folder), THIRD=str(third_party()))
     assert "# fail 0" in said
-    assert "# pass 38" in said
+    assert "# pass 41" in said
 
 
 def write(made: CompilerOutput, folder: Path) -> None:

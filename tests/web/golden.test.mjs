@@ -309,8 +309,8 @@ test("topics are built and read as they stand", () => {
   assert.deepEqual(kinds, ["coord", "cat", "bb", "st", "rq", "in", "t", "b"]);
 });
 
-test("a large number of a message is read again as the same, and as no integer", () => {
-  for (const value of [2 ** 53, -1e17, 1e21, 1e300]) {
+test("a large number of a message, and minus zero, are read again as the same, and as no integer", () => {
+  for (const value of [2 ** 53, -1e17, 1e21, 1e300, -0]) {
     const read = parseJson(canonicalJson(value), 100);
     assert.ok(read instanceof Real);
     assert.equal(read.valueOf(), value);

@@ -202,3 +202,17 @@ test("a page that waits for the model waits also for its coordinator, and ends w
   await passes(0);
   await ends;
 });
+
+test("a first visit that finds no coordinator, or one that offers no broker, says what its user can do", async (t) => {
+  const cases = [
+    [() => new Response("", { status: 502 }), /answers 502\. Look at the phone's network, then load this page again$/],
+    [() => { throw new TypeError("Failed to fetch"); }, /cannot reach the coordinator.*then load this page again$/],
+    [() => new Response("<!doctype html>"), /not the coordinator.*then load this page again$/], // the page of a hotel's network
+    [() => new Response("", { status: 404 }), /answers 404: load this page again, or ask its operator/],
+    [() => new Response(JSON.stringify({ ...FACTS, broker: "" })), /no broker for browsers: ask its operator/],
+  ];
+  for (const [answer, words] of cases) {
+    t.mock.method(globalThis, "fetch", async () => answer());
+    await assert.rejects(findJoin("join.json", new MemoryStore()), words);
+  }
+});

@@ -197,7 +197,7 @@ test("samples that the centers cannot read, as those of an earlier model, are to
 });
 
 test("a coordinator that has no catalog any more ends a search at once; one that asks for patience, and answers to others, do not", async () => {
-  const ends = [["busy", /no centers yet/], ["internal", /the coordinator answered internal/]];
+  const ends = [["busy", /no centers yet/], ["internal", /the coordinator answered internal; press the button again/]];
   for (const [code, words] of ends) {
     const client = visitor();
     const errors = [{ re: "q1", code: "rate" }, { re: "of before", code }, { re: "q1", code }];
@@ -207,5 +207,19 @@ test("a coordinator that has no catalog any more ends a search at once; one that
     };
     await assert.rejects(findCenter(client), words);
     assert.equal(errors.length, 0);
+  }
+});
+
+test("centers that no browser can run are told with what their operator can set", async () => {
+  const spelled = JSON.parse(readFileSync(new URL("../golden/vectors.json", import.meta.url))).spelled.catalog;
+  const cuts = [
+    [({ centers }) => centers.forEach(({ files }) => delete files.onnx), /no onnx file, which a browser needs; ask the operator for formats = \["onnx"\]/],
+    [({ container }) => delete container.onnx, /no program for onnx, which a browser needs; ask the operator for engines = \["onnx"\]/],
+  ];
+  for (const [cut, words] of cuts) {
+    const catalog = JSON.parse(spelled);
+    cut(catalog);
+    const blobs = { read: async () => new TextEncoder().encode(JSON.stringify(catalog)), keepOnly: async () => {} };
+    await assert.rejects(findCenter(visitor({ blobs })), words);
   }
 });

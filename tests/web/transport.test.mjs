@@ -42,6 +42,29 @@ test("a phone whose owner is back at the page dials at once, and not twice", asy
   assert.equal(mqtt.dialled.length, 2);
 });
 
+test("a link that was lost without a word while the phone slept is given up soon after its owner is back, one that answers stands", async () => {
+  mock.timers.enable({ apis: ["setInterval", "setTimeout"] });
+  try {
+    const mqtt = closedBroker();
+    const transport = transportTo(mqtt);
+    await transport.connect();
+    const [link] = mqtt.dialled;
+    let ended = 0;
+    Object.assign(link, { connected: true, end: () => { ended += 1; } });
+    link.emit("connect");
+    transport.hurry();
+    link.emit("packetreceive", { cmd: "pingresp" });
+    mock.timers.tick(10_000);
+    assert.deepEqual([link.pings, ended], [1, 0]);
+    transport.hurry();
+    mock.timers.tick(10_000);
+    assert.deepEqual([link.pings, ended], [2, 1]);
+    await transport.close();
+  } finally {
+    mock.timers.reset();
+  }
+});
+
 test("a phone that cannot store the number of its next connection does not go on silently", async () => {
   const mqtt = closedBroker();
   const events = [];

@@ -1,9 +1,8 @@
 // Pictures with a mark per device: map, fleet, assignment. They use a canvas, which redraws thousands smoothly.
 
-import { centerColour, cssColour, fitCanvas, showTip } from "./dom.js";
+import { centerColour, cssColour, fitCanvas, shortened, showTip } from "./dom.js";
 
 const MOVE_MS = 900;
-const truncate = (text, most) => (text.length > most ? `${text.slice(0, Math.ceil(most / 2) - 1)}…${text.slice(-Math.floor(most / 2))}` : text); // its end, too, which tells it from others
 const reducedMotion = matchMedia("(prefers-reduced-motion: reduce)");
 
 // The map of the devices' models. After `update(map)` dots slide from their last positions.
@@ -205,7 +204,7 @@ export function drawGrid(canvas, grid, of) {
   context.font = "11px system-ui, sans-serif";
   context.textBaseline = "middle";
   context.textAlign = "left";
-  if (named) grid.devices.forEach((id, i) => context.fillText(truncate(id, narrow ? 10 : 13), 0, i * h + (h - gapY) / 2));
+  if (named) grid.devices.forEach((id, i) => context.fillText(shortened(id, narrow ? 10 : 13), 0, i * h + (h - gapY) / 2));
   context.textAlign = "center";
   const every = Math.max(1, Math.ceil(columns / Math.max(1, Math.floor((width - named) / 46))));
   for (let j = 0; j < columns; j += every) context.fillText(String(grid.first + j), named + j * w + (w - gapX) / 2, height - 7);

@@ -47,9 +47,10 @@ export function onAxis(value, step) { // with the digits that the step has, so t
 export const percentOnAxis = (x, step) => `${onAxis(100 * x, 100 * step)} %`;
 export const lossInWords = (y) => (y >= 1e6 ? y.toExponential(1) : y && y < 0.01 ? y.toPrecision(2) : y.toFixed(y < 1 ? 3 : 2));
 export const seconds = (s) => (s < 10 ? `${s.toFixed(2)} s` : s < 120 ? `${s.toFixed(0)} s` : `${(s / 60).toFixed(1)} min`);
-export function duration(s) { // of a run, in words
-  if (s < 60) return `${Math.round(s)} s`;
-  return s < 3600 ? `${Math.floor(s / 60)} min ${Math.round(s % 60)} s` : `${Math.floor(s / 3600)} h ${Math.round((s % 3600) / 60)} min`;
+export function duration(exact) { // of a run, in words; rounded first, so that no part of it reaches 60
+  const s = Math.round(exact), min = Math.round(exact / 60);
+  if (s < 60) return `${s} s`;
+  return s < 3600 ? `${Math.floor(s / 60)} min ${s % 60} s` : `${Math.floor(min / 60)} h ${min % 60} min`;
 }
 export const ago = (s) => (s < 2 ? "now" : s < 90 ? `${Math.round(s)} s ago` : s < 5400 ? `${Math.round(s / 60)} min ago` : s < 172800 ? `${Math.round(s / 3600)} h ago` : `${Math.round(s / 86400)} days ago`);
 export function moment(ms) { // the clock time, with the date on another day
@@ -57,6 +58,8 @@ export function moment(ms) { // the clock time, with the date on another day
   const day = at.toDateString() === new Date().toDateString() ? {} : { dateStyle: "short" };
   return at.toLocaleString([], { ...day, timeStyle: "short", hourCycle: "h23" });
 }
+// At most so many characters, with the end, which often tells a name from others.
+export const shortened = (text, most) => (text.length > most ? `${text.slice(0, Math.ceil(most / 2) - 1)}…${text.slice(-Math.floor(most / 2))}` : text);
 export function bytes(n) {
   for (const [unit, size] of [["GB", 1e9], ["MB", 1e6], ["kB", 1e3]]) if (n >= size) return `${(n / size).toFixed(n >= 100 * size ? 0 : 1)} ${unit}`;
   return `${n} B`;

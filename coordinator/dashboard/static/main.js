@@ -9,7 +9,7 @@ import * as overview from "./overview.js";
 import { showDevice, showEnded, showFiles, showJoin, shownDevice } from "./panels.js";
 import { fetchJson, isLost, Refused, stream } from "./remote.js";
 import * as devices from "./devices.js";
-import { applyEvent, endStream, isDone, lastError, place, state } from "./state.js";
+import { applyEvent, endStream, hidesCenters, isDone, lastError, place, state } from "./state.js";
 
 const PAINT_MS = 200; // between two paints of what the stream brings; what a user does is painted in the next frame
 const LEGEND = 16, HEAT = 24; // centers with a name beside the map, in the picture of their cosines
@@ -105,7 +105,11 @@ function pictureWords(run, round) { // the round of a map; of a run without roun
 
 function drawAssignment(run) {
   const grid = state.grids[run?.run];
-  byId("assignment-empty").hidden = Boolean(grid?.rows.length);
+  const newest = run?.lines.at(-1), hidden = hidesCenters(newest);
+  byId("assignment-empty").hidden = Boolean(grid?.rows.length) && !hidden;
+  setText("assignment-empty", hidden ? `No assignment: of this run the coordinator sees ${newest.secure.sees}.` : `One column per ${run?.updates == null ? "round" : "record"}, one row per device.`);
+  byId("assignment").hidden = hidden;
+  if (hidden) { setText("assignment-more", ""); return; }
   const line = grid?.rows.length && run.lines.findLast(({ round }) => round === grid.first + grid.rows[0].length - 1);
   if (!line) return; // the picture may be ahead of the stream
   drawGrid(byId("assignment"), grid, run.of);

@@ -2,11 +2,12 @@
 
 import * as charts from "./charts.js";
 import { fetchedCenter } from "./devices.js";
-import { byId, bytes, centerColour, duration, el, lossInWords, moment, onAxis, percent, percentOnAxis, seconds, setText } from "./dom.js";
-import { bestSoFar, countReady, isDone, isTested, lastRound, lastTest, place, placeTested, placeWords, runNamed, state, timing, unit } from "./state.js";
+import { byId, bytes, centerColour, duration, el, lossInWords, moment, onAxis, percent, percentOnAxis, seconds, setText, shortened } from "./dom.js";
+import { bestSoFar, countReady, hidesCenters, isDone, isTested, lastRound, lastTest, place, placeTested, placeWords, runNamed, state, timing, unit } from "./state.js";
 
 const REFERENCE = "fedavg"; // the method that learns one model for all
 const HUES = ["var(--training)", "var(--uploading)", "var(--late)", "var(--answered)", "var(--c3)", "var(--c5)"];
+const END_PX = 110, LETTER_PX = 6.6; // for the names at the ends of curves: their room, and a letter
 export const chosen = { run: null, byHand: false };
 
 // The running one, unless the user chose another. Between two runs the newest; once all are trained the one whose centers
@@ -109,7 +110,7 @@ export function tiles(run, map) {
   const fetched = state.fleet.ids.filter((_, i) => fetchedCenter(i, run) >= 0).length;
   setText("t-devices", String(state.fleet.ids.length));
   const unseen = state.now.connected > state.fleet.ids.length && `the first ${state.fleet.ids.length} are shown`; // the view has a limit
-  setText("t-devices-more", [isOver() ? "" : `${state.now.connected} connected`, unseen, `${run?.centers.filter((k) => k >= 0).length ?? 0} with a center`, fetched ? `${fetched} fetched one` : ""].filter(Boolean).join(", "));
+  setText("t-devices-more", [isOver() ? "" : `${state.now.connected} connected`, unseen, hidesCenters(lastRound(run)) ? "" : `${run?.centers.filter((k) => k >= 0).length ?? 0} with a center`, fetched ? `${fetched} fetched one` : ""].filter(Boolean).join(", "));
   const k = line?.per_center.length;
   setText("t-centers", k === undefined ? "–" : `${k}`);
   const apart = map?.silhouette;
@@ -132,7 +133,6 @@ function wordsOf(withoutRounds) {
   setText("h-seconds", `Time per ${each}`);
   setText("h-rounds", withoutRounds ? "Updates" : "Rounds");
   setText("h-sent", withoutRounds ? "Sent in the run" : "Sent in the rounds");
-  if (withoutRounds) setText("assignment-empty", "One column per record, one row per device.");
 }
 
 // What a run on sums hides from the coordinator, and the newest round's sums that were not made.
@@ -160,16 +160,18 @@ export function exchange() {
 // Every run on one axis: the reference dashed, the best so far thick and with a ring at its highest round.
 export function drawMethods() {
   const best = bestSoFar();
+  const most = Math.max(END_PX, Math.min(2 * END_PX, 0.3 * byId("methods").clientWidth));
+  const ends = state.runs.map((run) => `${shortened(run.run, Math.floor(most / LETTER_PX) - 9)} ${percent(lastTest(run).accuracy.micro)}`);
   const series = state.runs.map((run, i) => {
     const isBest = best?.run === run, reference = run.method === REFERENCE;
     return {
-      name: names(run), short: `${run.run} ${percent(lastTest(run).accuracy.micro)}`, dashed: reference && !isBest, thick: isBest,
+      name: names(run), short: ends[i], dashed: reference && !isBest, thick: isBest,
       colour: isBest ? "var(--accent)" : reference ? "var(--all)" : HUES[i % HUES.length],
       mark: isBest ? [best.at, `best so far ${percent(best.accuracy)}`] : null,
       values: run.lines.filter(isTested).map((line) => [placeTested(run, line), line.accuracy.micro]),
     };
   });
-  charts.lines(byId("methods"), { series, unit: unit(state.runs[0]), label: `Accuracy of every run over ${over(state.runs[0])}`, format: percent, axis: percentOnAxis, to: 1, right: 110, empty: notYet(state.runs[0]) });
+  charts.lines(byId("methods"), { series, unit: unit(state.runs[0]), label: `Accuracy of every run over ${over(state.runs[0])}`, format: percent, axis: percentOnAxis, to: 1, right: Math.max(END_PX, ...ends.map((end) => 15 + LETTER_PX * end.length)), empty: notYet(state.runs[0]) });
   setText("verdict", best ? verdict(best) : "");
 }
 
@@ -210,7 +212,7 @@ export function roundTable(run) {
   table.tBodies[0].replaceChildren(...(run?.lines ?? []).slice(-100).reverse().map((line) => el("tr", { "data-round": line.round },
     el("td", {}, String(place(run, line))), cell(line.accuracy.micro, percent(line.accuracy.micro)),
     ...(k > 1 ? line.per_center.slice(0, k).map((x) => cell(x, percent(x))) : []),
-    cell(line.moved, String(line.moved)), cell(line.bytes.down, bytes(line.bytes.down)), cell(line.bytes.up, bytes(line.bytes.up)), cell(line.seconds, seconds(line.seconds)))));
+    cell(line.moved, hidesCenters(line) ? "–" : String(line.moved)), cell(line.bytes.down, bytes(line.bytes.down)), cell(line.bytes.up, bytes(line.bytes.up)), cell(line.seconds, seconds(line.seconds)))));
 }
 
 const withoutRounds = (name) => runNamed(name)?.updates != null;

@@ -53,6 +53,8 @@ export const lastRound = (run) => run?.lines.at(-1);
 // Of a run without rounds a record has scores only where a test ended; so has each that `evaluate-every` leaves out.
 export const isTested = (line) => line.accuracy.micro !== null || line.loss != null || Object.values(line.metrics ?? {}).some((value) => value !== null);
 export const lastTest = (run) => run?.lines.findLast(isTested) ?? lastRound(run);
+// Of some runs on masked sums the coordinator does not know which device has which center.
+export const hidesCenters = (line) => Boolean(line?.secure) && !line.sizes.some(Boolean);
 // A run without rounds counts updates; the place of a record on an axis, and the words for it.
 export const unit = (run) => (run?.updates == null ? "round" : "updates");
 export const place = (run, line) => (unit(run) === "round" ? line.round : line.updates ?? 0);

@@ -38,14 +38,14 @@ export class Samples {
   /** Add samples; RangeError for too many, or for one that is not finite. `stored` is called when they are on the disk. */
   async add(samples, stored) {
     if (samples.some(({ x, target }) => !x.every(Number.isFinite) || (target && !target.every(Number.isFinite)))) {
-      throw new RangeError("a sample holds something that is no finite number");
+      throw new RangeError("a value is beyond what a model computes with (3.4e38): nothing was added. Look at the values and at what they are divided by");
     }
     await this.inTurn(async () => {
       const names = await this.store.names(PREFIX);
       if (names.length && samples.length && formOf(await this.store.get(names.at(-1))) !== formOf(samples[0])) {
         throw new RangeError("the samples that are here are of another model; remove them all, then add these");
       }
-      if (names.length + samples.length > MAX_SAMPLES) throw new RangeError(`at most ${MAX_SAMPLES} samples are kept`);
+      if (names.length + samples.length > MAX_SAMPLES) throw new RangeError(`at most ${MAX_SAMPLES} samples are kept, and ${names.length} are here: nothing was added. Remove some, or add fewer`);
       const first = names.length ? Number(names.at(-1).slice(PREFIX.length)) + 1 : 0;
       const named = samples.map((sample, i) => [PREFIX + String(first + i).padStart(9, "0"), sample]);
       await this.store.write(Object.fromEntries(named));

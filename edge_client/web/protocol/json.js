@@ -192,6 +192,7 @@ function toText(value) {
 function numberText(value) {
   const number = value.valueOf();
   if (!Number.isFinite(number)) throw new Malformed("bad_field", `cannot be written as JSON: ${number}`);
+  if (Object.is(number, -0)) return "-0.0"; // "-0" would be read as the integer 0
   const text = String(number);
   const real = value instanceof Real || Math.abs(number) > MAX_INTEGER; // an integer beyond is refused
   return real && Number.isInteger(number) && !text.includes("e") ? `${text}.0` : text;

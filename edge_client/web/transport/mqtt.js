@@ -5,6 +5,7 @@
 const KEEPALIVE_S = 60;
 const PING_MS = 25_000; // proxies cut a connection that says nothing for 60 s, a few after 30 s; MQTT.js pings after 60 s
 const CONNECT_MS = 20_000;
+const SILENT_MS = 10_000; // without an answer, when a person is back at the page: the link was lost while the phone slept
 const MAX_BACKOFF_MS = 120_000;
 const MANY_CUTS = 3; // a broker keeps one connection of a name: another client with it is suspected
 const STEADY_MS = 20_000; // connected for so long: the next failure is a first one, also where a proxy cuts each connection after 30 s
@@ -74,9 +75,16 @@ export class Transport {
     });
   }
 
-  /** Dial now what waits to be dialled: a person is back at the page. */
+  /** A person is back at the page, or a network: dial now what waits to be dialled, and look whether a link that stands still answers. */
   hurry() {
     if (this.timer !== null) this.dialAgain();
+    else if (this.isUp) this.requireAnswer(this.client);
+  }
+
+  requireAnswer(client) {
+    const silent = setTimeout(() => client.end(true), SILENT_MS);
+    for (const event of ["packetreceive", "close"]) client.once(event, () => clearTimeout(silent));
+    client.sendPing();
   }
 
   dialAgain() {

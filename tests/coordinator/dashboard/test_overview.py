@@ -95,6 +95,18 @@ def test_the_time_so_far_and_the_time_left_are_shown(site: DashboardSite, visit:
     expect(page.locator("#t-round-more")).to_have_text(re.compile(r"^1 min \d+ s so far, about 15 s left$"))
 
 
+@pytest.mark.parametrize(
+    ("s", "words"), [(59.6, "1 min 0 s"), (119.6, "2 min 0 s"), (3_599.6, "1 h 0 min"), (7_180, "2 h 0 min")]
+)
+def test_a_time_just_below_a_whole_minute_or_hour_is_that_minute_or_hour(
+    tmp_path: Path, visit: Open, s: float, words: str
+) -> None:
+    with serve_dashboard(tmp_path) as site:
+        site.hub.event({"event": "start", "federation": "f", "epoch": 1, "unix_ms": BEGAN_MS, "rounds": {}})
+        site.hub.event({"event": "done", "seconds": s, "unix_ms": BEGAN_MS + round(1000 * s)})
+        expect(visit(site.link).page.locator("#t-round-more")).to_have_text(f"{words} in all")
+
+
 def test_the_time_does_not_count_while_the_coordinator_was_off(site: DashboardSite, visit: Open) -> None:
     """The last event before the second start is a minute after the first."""
     site.hub.event({**joined(3), "unix_ms": BEGAN_MS + 60_000})
@@ -342,6 +354,41 @@ def test_text_can_be_read_on_its_ground(site: DashboardSite, visit: Open, *, dar
     texts = ("#tiles b, #tiles span, #tiles small", ".quiet, .note, .figure", "button", "#verdict", "th, td, td a")
     for selector in texts:
         assert lowest_contrast(page, selector) >= MIN_CONTRAST, selector
+
+
+@pytest.mark.parametrize("size", [DESKTOP, PHONE])
+def test_long_names_of_runs_stay_inside_the_chart_and_are_told_apart(
+    tmp_path: Path, visit: Open, size: tuple[int, int]
+) -> None:
+    with serve_dashboard(tmp_path) as site:
+        for end in ("mu-1", "mu-2"):
+            site.hub.event(round_event(1, [0, 1], run=f"fesem-with-{'many-' * 6}clusters-{end}"))
+        opened = visit(site.link, size=size)
+        ends = opened.page.locator("#methods text.end")
+        expect(ends).to_have_count(2)
+        assert len(set(ends.all_text_contents())) == 2
+        rights = "(all) => all.map((node) => node.getBoundingClientRect().right)"
+        card = opened.page.locator(".curves").bounding_box()
+        assert card is not None
+        assert max(ends.evaluate_all(rights)) <= card["x"] + card["width"]
+        opened.shot("long-names")
+
+
+def test_of_a_run_on_masked_sums_the_page_claims_nothing_about_who_moved(tmp_path: Path, visit: Open) -> None:
+    secure = {"mode": "updates+membership", "least_members": 5, "sees": "sums of 5 or more devices"}
+    with serve_dashboard(tmp_path) as site:
+        site.hub.event(joined(0))
+        for number in (1, 2):
+            site.hub.event(round_event(number, []) | {"secure": secure})
+        page = visit(site.link).page
+        expect(page.locator("#assignment-empty")).to_have_text(
+            "No assignment: of this run the coordinator sees sums of 5 or more devices."
+        )
+        expect(page.locator("#assignment-more")).to_have_text("")
+        expect(page.locator("#assignment")).to_be_hidden()
+        head = page.locator("#rounds th").all_inner_texts()
+        expect(page.locator("#rounds tbody tr").first.locator("td").nth(head.index("Moved"))).to_have_text("–")
+        expect(page.locator("#t-devices-more")).to_have_text("0 connected")
 
 
 def test_before_the_first_round_there_are_no_empty_charts(tmp_path: Path, visit: Open) -> None:

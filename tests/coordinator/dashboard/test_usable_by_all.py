@@ -29,6 +29,7 @@ UNDER_THE_HEADER = """() => {
   const covered = node.getBoundingClientRect().top < header.getBoundingClientRect().bottom - 1;
   return covered ? node.outerHTML.slice(0, 80) : "";
 }"""
+CUT = "all => all.filter((node) => node.scrollWidth > node.clientWidth + 1).map((node) => node.textContent)"
 MAX_TABS = 100
 
 
@@ -104,6 +105,26 @@ def test_every_column_has_a_name_and_every_heading_that_folds_is_large_enough_to
         box = heading.bounding_box()
         assert box is not None
         assert box["height"] >= 24
+
+
+@pytest.mark.parametrize(("width", "text"), [(320, "100%"), (1280, "200%")])
+def test_no_tile_and_no_row_cuts_a_name_or_a_number(tmp_path: Path, visit: Open, width: int, text: str) -> None:
+    """Names of one fleet often differ in their last letters alone; "100.…" is no number."""
+    names = [f"building-3-floor-2-room-{'2' * 30}-sensor-{i}" for i in range(4)]
+    event = round_event(1, [0, 0, 1, 1]) | {"per_device": dict.fromkeys(names, 1.0)}
+    with serve_dashboard(tmp_path) as site:
+        for name in names:
+            site.hub.event({"event": "joined", "device": name, "engine": "onnx", "n": 40})
+        site.hub.event(event | {"assignment": dict.fromkeys(names, 0)})
+        opened = visit(site.link, size=(width, 900))
+        page = opened.page
+        page.evaluate("for (const card of document.querySelectorAll('details')) card.open = true")
+        page.evaluate(f"document.documentElement.style.fontSize = '{text}'")
+        expect(page.locator("#tiles li")).to_have_count(4)
+        assert page.locator("#tiles b, #tiles span, #tiles small").evaluate_all(CUT) == []
+        page.wait_for_function("width => document.documentElement.scrollWidth === width", arg=width)
+        assert page.locator("#devices tbody td:first-child").evaluate_all("all => all[0].clientWidth") >= width / 4
+        opened.shot(f"tiles-{width}")
 
 
 def test_keys_of_colours_are_told_apart_where_the_system_sets_the_colours(site: DashboardSite, visit: Open) -> None:

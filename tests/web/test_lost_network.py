@@ -1,0 +1,35 @@
+"""The phone's page when its network goes, and comes back: a real Chromium before a real broker."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect
+
+from coordinator.config import read_config
+from coordinator.local_broker import start_broker
+from tests.support.browser import PHONE, Open
+from tests.support.phone_federation import known_model
+from tests.support.phone_page import served, text
+
+pytestmark = [pytest.mark.broker, pytest.mark.browser]
+SOONER_MS = 60_000  # than MQTT's own keepalive, which needs 90 s for it
+
+
+def test_a_page_whose_phone_loses_its_network_says_so_before_the_keepalive_would_and_connects_again(
+    visit: Open, tmp_path: Path
+) -> None:
+    """Chromium takes a WebSocket's bytes away without a word, as a network that is left does."""
+    config = known_model(tmp_path, input=(1, 8, 8))
+    web_port = read_config(config).web.port
+    with start_broker(tmp_path / "broker", "mosquitto", web_ports=[web_port]), served(config) as url:
+        opened = visit(url, size=PHONE, touch=True)
+        text(opened.page, "link", "^connected$")
+        opened.page.context.set_offline(True)
+        expect(opened.page.locator("#link")).to_have_text("offline", timeout=SOONER_MS)
+        expect(opened.page.locator("#offline")).to_contain_text("Your samples are safe on this phone")
+        opened.page.context.set_offline(False)
+        expect(opened.page.locator("#link")).to_have_text("connected")
+        opened.page.goto("about:blank")
+    opened.errors.clear()  # what it could not reach
