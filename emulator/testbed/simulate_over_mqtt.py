@@ -21,17 +21,16 @@ from coordinator.artifacts.signed_program import PROGRAM_FACT, put_program
 from coordinator.models.members import check_model_name
 from coordinator.rounds.round import EvaluationPlan
 from coordinator.rounds.sealed_round import too_few_asked
+from coordinator.runtime.exchange.masked_sums import check_masked
 from coordinator.storage.run_reader import STORE_FOLDER, open_database
 from coordinator.storage.store import Store
 from coordinator.strategies.base import Strategy
 from coordinator.strategies.common.setting_checks import spare_centers
 from coordinator.strategies.registry import (
-    Setting,
     batch_size,
     kept_settings,
     make_method,
     method_name,
-    method_settings,
 )
 from edge_client.engines.base import ENGINES
 from edge_client.errors import UsageError
@@ -90,7 +89,7 @@ def simulate_over_mqtt(
 
 def keep_asked(folder: Path, args: SimulateArgs, strategy: Strategy, split: FleetData) -> None:
     """Write what was asked, and the true groups, into the run's folder: how to repeat it, and its scores."""
-    testbed_files.write_toml(folder / CONFIG_FILE, resolved_table(args, method_settings(strategy)))
+    testbed_files.write_toml(folder / CONFIG_FILE, resolved_table(args, strategy))
     (folder / GROUPS_FILE).write_text(json.dumps(split.groups, sort_keys=True), encoding="utf-8")
 
 
@@ -109,7 +108,7 @@ def run_over_mqtt(  # noqa: PLR0913 - the parts of a run
     `model` is one that has no name: its program is compiled here, and the coordinator finds it in its folder. `broker`
     is one of the caller's, in place of the one that `args` names.
     """
-    settings, batch = _settings_of_file(args.method, strategy), batch_size(strategy)
+    settings, batch = kept_settings(args.method, strategy), batch_size(strategy)
     run = {"method": args.method, "name": run_name(strategy), "num-rounds": args.rounds, **settings}
     if len(split.devices) > MAX_DEVICES:
         raise UsageError(
@@ -122,6 +121,7 @@ def run_over_mqtt(  # noqa: PLR0913 - the parts of a run
     evaluation = EvaluationPlan(every=args.evaluate_every, fraction=args.fraction_evaluate)
     if few := too_few_asked(strategy, len(split.devices), tested=evaluation.smallest_share(args.rounds)):
         raise few
+    check_masked(strategy, min_devices=len(split.devices))
 
     def play(testbed: Testbed) -> None:
         if model is not None:
@@ -133,17 +133,6 @@ def run_over_mqtt(  # noqa: PLR0913 - the parts of a run
         finish(testbed.folder, [r | {"answered": _answered(testbed.folder, r["round"])} for r in records])
 
     run_testbed(args.folder, broker or args.broker, progress, play, federation=federation_name)
-
-
-def _settings_of_file(method: str, strategy: Strategy) -> Mapping[str, Setting]:
-    """The settings that the coordinator's file has. Raises UsageError where it would make another method of them."""
-    given = method_settings(strategy)
-    kept = kept_settings(method, given)
-    made = method_settings(make_method(method, **kept))
-    if lost := [key for key, value in given.items() if value is None and made[key] is not None]:
-        told = f"{lost[0]} of {method} is None, which the coordinator's file cannot say: it would be {made[lost[0]]!r}"
-        raise UsageError(told, hint="give a value that stands for it, or make None the default")
-    return kept
 
 
 def put_own_program(
