@@ -248,7 +248,7 @@ def format_run_event(event: Mapping[str, Any]) -> str:
         "serving": f"all runs were done before; {then}",
         "let-in": "{device} takes part from round {round} of {run}",
         "left-out": "{device} is left out: {why}",
-        "revoked": "{device} was revoked; the training goes on without it",
+        "revoked": "{device} was revoked, and takes part no more",
         "run-done": f"{{run}} is done after {counted(event.get('rounds', 0), 'round')}",
         "served": "{device} runs center {center} as {format}",
     }

@@ -79,6 +79,11 @@ class FedcentersError(Exception):
         super().__init__(f"{message}{HINT}{hint}" if hint else message)
         self.message, self.hint = message, hint
 
+    def say_of(self, who: str) -> None:
+        """Begin the message with the one of several that it is about."""
+        self.message = f"{who}: {self.message}"
+        self.args = (f"{who}: {self.args[0]}",)
+
     def _render_traceback_(self) -> list[str]:
         """What IPython shows: no frames of ours. Of an error of no kind it shows all, the user's own among them."""
         if type(self) is FedcentersError:

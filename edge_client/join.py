@@ -9,11 +9,12 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from types import FrameType
 
-from edge_client.errors import EXIT_INTERRUPTED, EXIT_OK, ConfigError, NetworkError
+from edge_client.config import ClientConfig
+from edge_client.errors import EXIT_INTERRUPTED, EXIT_OK, ConfigError, FedcentersError, NetworkError
 from edge_client.malloc import give_back_large_blocks, share_one_heap
 from edge_client.printable import put_on_stderr, write_line
 from edge_client.runtime import enrolment
@@ -35,15 +36,17 @@ def join(options: argparse.Namespace) -> int:
     share_one_heap()
     tell = log.info if options.quiet else write_line
     configs = [enrolment.load_enrolled(path, tell=tell) for path in options.config]
-    how = {"quiet": options.quiet, "as_json": options.json}
+
+    def made(config: ClientConfig) -> Client:
+        with _told_of(config, several=len(configs) > 1):
+            tell = reporter(config.device_id, quiet=options.quiet, as_json=options.json)
+            return make_client(config, insecure=options.insecure, tell=tell)
+
     with ExitStack() as locks:
         for config in configs:
             locks.enter_context(lock_state(config.state))
         return start_patiently(
-            lambda: run_clients(
-                [make_client(c, insecure=options.insecure, tell=reporter(c.device_id, **how)) for c in configs],
-                quiet=options.quiet,
-            ),
+            lambda: run_clients([made(config) for config in configs], quiet=options.quiet),
             SelfUpdater.from_environment(os.environ),
             SystemClock(),
         )
@@ -92,7 +95,8 @@ def run_clients(clients: Sequence[Client], *, quiet: bool = False) -> int:
 
     def run(client: Client) -> None:
         try:
-            client.run()
+            with _told_of(client.config, several=len(clients) > 1):
+                client.run()
         except Exception as wrong:  # noqa: BLE001 - raised again in the main thread
             failures.append(wrong)
         finally:
@@ -114,6 +118,17 @@ def run_clients(clients: Sequence[Client], *, quiet: bool = False) -> int:
     if failures:
         raise failures[0]
     return EXIT_INTERRUPTED if interrupted.is_set() else EXIT_OK
+
+
+@contextmanager
+def _told_of(config: ClientConfig, *, several: bool) -> Iterator[None]:
+    """An error that is raised within begins with the device's name, where this process has several."""
+    try:
+        yield
+    except FedcentersError as wrong:
+        if several:
+            wrong.say_of(config.device_id)
+        raise
 
 
 def _stop(clients: Sequence[Client], threads: Sequence[threading.Thread]) -> None:

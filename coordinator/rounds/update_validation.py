@@ -29,6 +29,7 @@ from edge_client.protocol.task import Array, ClientId, Fit, Flat, Probe, Reply, 
 MAX_UPDATE_RMS = 10.0  # root mean square over the parameters; training does not move a model so far
 MAX_UPDATE_RATIO = 10.0  # times the run's scale; an honest device, new or in the wrong center, moves a few scales
 MAX_PARAMETER_MOVE = 200.0  # of one parameter; honest ones moved by 22 at most (docs/hostile-devices.md)
+FAR_UPDATES = "a learning rate that is too large does this, columns or targets that are not scaled, or a hostile device"
 _MARGINS = {"peak": 2.0, "buffers": 10.0}  # times the ratio
 _MOVED = {"": "moved", "peak": "one parameter moved", "buffers": "buffers moved"}
 MIN_UPDATES_FOR_MEDIAN = 3  # of fewer updates the median says nothing

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import csv
 import logging
+import math
 import os
 import tokenize
 import zipfile
@@ -274,12 +275,12 @@ def _csv(path: Path, table: Mapping[str, Any]) -> Samples:
     with path.open(encoding="utf-8-sig", newline="") as file:  # Excel writes a mark before the first name
         rows = list(_rows(csv.DictReader(file), [*features, *(targets or [label])]))
     width = len(features)
-    x = np.array([_numbers(row[:width], line) for line, row in rows], dtype=np.float32).reshape(-1, width)
+    x = np.array([_numbers(row[:width], features, line) for line, row in rows], dtype=np.float32).reshape(-1, width)
     x = ((x - np.float32(table.get("mean", 0.0))) / np.float32(table.get("scale", 1.0))).astype(np.float32)
     if "shape" in table:
         x = x.reshape(len(x), *map(int, table["shape"]))
     if targets is not None:
-        y = np.array([_numbers(row[width:], line) for line, row in rows], dtype=np.float32)
+        y = np.array([_numbers(row[width:], targets, line) for line, row in rows], dtype=np.float32)
         return Samples(x, y.reshape(-1, len(targets)))
     names = [str(name) for name in table["classes"]]
     unknown = sorted({row[width] for _, row in rows} - set(names))
@@ -288,11 +289,19 @@ def _csv(path: Path, table: Mapping[str, Any]) -> Samples:
     return Samples(x, np.array([names.index(row[width]) for _, row in rows], dtype=np.int64))
 
 
-def _numbers(values: Sequence[str], line: int) -> list[float]:
-    try:
-        return [float(value) for value in values]
-    except ValueError as wrong:
-        raise ValueError(f"line {line}: {wrong}") from wrong
+def _numbers(values: Sequence[str], columns: Sequence[str], line: int) -> list[float]:
+    """The numbers of one row. Raises ValueError where one is missing, as an empty cell or NaN, with its column."""
+    numbers = []
+    for value, column in zip(values, columns, strict=True):
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+        if not math.isfinite(number):
+            what = f"is {value!r}, not a finite number" if value.strip() else "is empty"
+            raise ValueError(f"line {line}: {column!r} {what}; fill the cell in, or leave the whole line out")
+        numbers.append(number)
+    return numbers
 
 
 def _rows(reader: csv.DictReader[str], columns: Sequence[str]) -> Iterator[tuple[int, list[str]]]:

@@ -17,7 +17,7 @@ from edge_client.protocol.program import Program
 from edge_client.protocol.task import ClientId, Flat
 from emulator.api.result import Result, TemporaryPlace
 from emulator.config import fingerprint, resolved_table
-from emulator.data.fleet import Fleet
+from emulator.data.fleet import Fleet, is_named_fleet
 from emulator.data.fleet_split import FleetData
 from emulator.options import SimulateArgs
 from emulator.parallel.process_pool import start_forkserver
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from coordinator.models.registry import Model
 
 
-WRITING = "writing the run's folder"  # seconds: the model is traced, and the devices teach `nearest`
+WRITING = "writing the run's folder"
+TEACHING = f"{WRITING}, with what its devices teach `nearest`"  # each trains several times, which may take long
 
 
 def play(  # noqa: PLR0913 - the parts of a run
@@ -117,11 +118,11 @@ def play(  # noqa: PLR0913 - the parts of a run
                 with suppress(StopIteration):
                     played.send(True)  # noqa: FBT003 - writes the checkpoint of the last round
                 if keep:
-                    busy(WRITING)
+                    busy(WRITING if is_named_fleet(args.data_set, args.partition) else TEACHING)
                     result().write(folder)
                 raise
         if keep:
-            busy(WRITING)
+            busy(WRITING if is_named_fleet(args.data_set, args.partition) else TEACHING)
             found.write(folder)
     return found
 

@@ -24,7 +24,7 @@ def summarise_cells(
     told: list[Mapping[str, Any]] = [
         {
             "data": cell.column.name,
-            "k": cell.row.k,
+            "k": cell.centers,
             "method": cell.row.name,
             "label": row_label(cell),
             "seeds": sorted(int(one["seed"]) for one in results(cell)),

@@ -68,18 +68,22 @@ class PaperFigure:
 
 @dataclass(frozen=True, kw_only=True)
 class TableCell:
-    """One column and row with every setting resolved; `paper` maps a metric to the printed figure."""
+    """One column and row with every setting resolved; `paper` maps a metric to the printed figure.
+
+    `centers` is how many the method begins with, by its settings or its default; of one without this setting the row's.
+    """
 
     column: TableColumn
     row: TableRow
+    centers: int
     rounds: int
     settings: Mapping[str, Any]
     paper: Mapping[str, PaperFigure]
 
     @property
     def name(self) -> str:
-        """For the reader: row, number of centers as the method is told it, and column."""
-        return f"{self.row.name} (K={self.settings.get('clusters', self.row.k)}), {self.column.name}"
+        """For the reader: row, number of centers, and column."""
+        return f"{self.row.name} (K={self.centers}), {self.column.name}"
 
     def key(self, seed: int) -> str:
         """A file name that changes with whatever the table states: column, method, rounds, settings and seed.
@@ -148,7 +152,7 @@ class ExperimentPlan:
         kinds: list[Callable[[TableCell], set[str]]] = [
             lambda cell: {cell.row.method, cell.row.name, cell.row.label},
             lambda cell: {cell.column.name},
-            lambda cell: {f"K={cell.row.k}"},
+            lambda cell: {f"K={cell.centers}"},
         ]
         there = [set().union(*map(kind, self.cells)) for kind in kinds]
         every = set().union(*there)
@@ -299,22 +303,24 @@ def _cells(
             raise ValueError(f"{row.name}: paper has {len(row.paper)} texts for {len(columns)} columns")
     if few := [column for column in columns if column.devices < 0]:
         raise ValueError(f"{few[0].name}: {few[0].devices} devices")
-    cells = tuple(
-        TableCell(
-            column=column,
-            row=row,
-            rounds=rounds,
-            settings={k: v for k, v in {**file.settings, **column.settings}.items() if k in types} | dict(row.settings),
-            paper=_printed(row, column, row.paper[i].split() if row.paper else [], file.metrics),
-        )
-        for i, column in enumerate(columns)
-        for row, types in zip(rows, known, strict=True)
-    )
     for column in columns:
         _check_column(column)
-    for cell in cells:
-        _check_settings(cell)
-    return cells
+    cells = list[TableCell]()
+    for i, column in enumerate(columns):
+        for row, types in zip(rows, known, strict=True):
+            common = {k: v for k, v in {**file.settings, **column.settings}.items() if k in types}
+            settings = common | dict(row.settings)
+            cells.append(
+                TableCell(
+                    column=column,
+                    row=row,
+                    centers=_centers(row, settings),
+                    rounds=rounds,
+                    settings=settings,
+                    paper=_printed(row, column, row.paper[i].split() if row.paper else [], file.metrics),
+                )
+            )
+    return tuple(cells)
 
 
 def _check_column(column: TableColumn) -> None:
@@ -334,14 +340,18 @@ def _check_column(column: TableColumn) -> None:
         raise ValueError(f"{column.name}: {wrong.message}: {wrong.hint}") from wrong
 
 
-def _check_settings(cell: TableCell) -> None:
-    """Raise ValueError for an unknown or wrong setting, which else would be told when the cell is due."""
+def _centers(row: TableRow, settings: Mapping[str, Any]) -> int:
+    """How many centers the row's method begins with.
+
+    Raises ValueError for an unknown or wrong setting, which else would be told when the cell is due.
+    """
     from coordinator.strategies.registry import make_method
 
     try:
-        make_method(cell.row.method, **cell.settings)
+        clusters = getattr(make_method(row.method, **settings), "clusters", row.k)
     except ConfigError as wrong:
-        raise ValueError(f"{cell.row.name}: {wrong.message}: {wrong.hint}") from wrong
+        raise ValueError(f"{row.name}: {wrong.message}: {wrong.hint}") from wrong
+    return clusters if isinstance(clusters, int) else row.k  # a user's method may mean something else by the name
 
 
 def _printed(

@@ -44,7 +44,7 @@ class _Column(NamedTuple):
 
 NAMES_OF_ROW = (
     _Column("data", lambda cell, _: cell.column.name),
-    _Column("K", lambda cell, _: str(cell.settings.get("clusters", cell.row.k))),
+    _Column("K", lambda cell, _: str(cell.centers)),
     _Column("method", lambda cell, _: cell.row.name),
 )
 ROW_CELLS = [column.head for column in NAMES_OF_ROW]

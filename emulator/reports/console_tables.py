@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from coordinator.rounds.round_record import is_squared_error
+from coordinator.rounds.update_validation import FAR_UPDATES
 from emulator.reports import display_names
 from export.command_line import difference_in_words
 
@@ -94,8 +95,7 @@ def _number(value: float | None) -> str:
 def _refused(reasons: Mapping[str, int]) -> str:
     told = ", ".join(f"{count} {'answer' if count == 1 else 'answers'} ({why})" for why, count in reasons.items())
     far = reasons.keys() & {"rejected", "not_finite"}
-    causes = "a learning rate that is too large does this, columns or targets that are not scaled, or a hostile device"
-    return f"{told}; {causes}" if far else told
+    return f"{told}; {FAR_UPDATES}" if far else told
 
 
 def _without_center(result: Mapping[str, Any]) -> list[tuple[str, str]]:

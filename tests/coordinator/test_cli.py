@@ -153,6 +153,12 @@ def test_the_last_line_says_whether_it_goes_on(ends: dict[str, bool], then: str)
     assert format_run_event({"event": "serving", **ends}) == f"all runs were done before; {then}"
 
 
+def test_a_device_that_is_revoked_after_the_last_round_is_told_of_no_training() -> None:
+    said = format_run_event({"event": "revoked", "device": "pump-7"})
+    assert said.startswith("pump-7 was revoked")
+    assert "training" not in said
+
+
 def test_a_round_on_masked_sums_says_what_the_coordinator_sees_and_why_there_was_no_sum() -> None:
     secure = {"mode": "updates", "least_members": 5, "sees": "sums of 5 or more devices", "failed": ["too few devices"]}
     event = {"event": "round", "run": "ifca", "round": 1, "of": 2, "seconds": 1.0, "secure": secure}

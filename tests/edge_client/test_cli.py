@@ -347,6 +347,20 @@ def test_a_state_folder_serves_one_join_at_a_time(tmp_path: Path, capsys: pytest
 
 
 @pytest.mark.broker
+def test_of_several_devices_the_one_whose_samples_are_wrong_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = [write_device(tmp_path, name, data=f"of-{name}") for name in ("dev-1", "dev-2")]
+    for name in ("dev-1", "dev-2"):
+        (tmp_path / f"of-{name}").mkdir()
+    np.savez(tmp_path / "of-dev-1" / "train.npz", x=np.zeros((2, 5), np.float32), y=np.arange(2))
+    np.savez(tmp_path / "of-dev-2" / "train.npz", x=np.full((2, 5), np.nan, np.float32), y=np.arange(2))
+    assert main(["join", *(f"--config={path}" for path in paths)]) == 3
+    assert capsys.readouterr().err.startswith("error: dev-2: cannot use train.npz: x holds NaN")
+    assert main(["join", f"--config={paths[1]}"]) == 3
+    assert capsys.readouterr().err.startswith("error: cannot use train.npz: x holds NaN")
+
+
 def test_a_second_join_leaves_the_first_one_alone(
     tmp_path: Path, mosquitto: Broker, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from coordinator.rounds.exchange_rules import OpenExchange
-from coordinator.rounds.update_validation import AskedStage, decode_accepted, outliers, update_moves
+from coordinator.rounds.update_validation import FAR_UPDATES, AskedStage, decode_accepted, outliers, update_moves
 from coordinator.runtime.exchange.task_messages import ExchangeContext, NetworkExchange, PreparedTask
 from coordinator.storage.exchange_store import ExchangeKey, StoredReply
 from coordinator.storage.store import Store
@@ -64,15 +64,20 @@ class ReplyRecorder:
         if heard < exchange.quorum and self._config.round.below_quorum == "stop":
             self._store.exchanges.expire(self._key)
             full = [why for cid, why in no_room.items() if cid not in {*keys, *refused}]
-            hint = "free or mend the coordinator's disk, then start again to repeat the exchange"
+            far = {"rejected", "not_finite"} & set(refused.values())
+            hint = (
+                "free or mend the coordinator's disk, then start again to repeat the exchange"
+                if full
+                else f"{FAR_UPDATES}; other settings need a new `folder`"
+                if far
+                else "look at those devices, then start again to repeat the exchange; or lower `quorum`, or set"
+                ' below-quorum = "continue"'
+            )
             raise NetworkError(
                 f"only {len(keys)} of {exchange.goal} devices gave an answer that counts in round {self._key.round}"
                 f"{self._missing_in_words(keys, refused)}"
                 + (f"; updates could not be stored: {full[0]}" if full else ""),
-                hint=hint
-                if full
-                else "look at those devices, then start again to repeat the exchange; or lower `quorum`, or set"
-                ' below-quorum = "continue"',
+                hint=hint,
             )
         self._close_without_outliers(keys)
 

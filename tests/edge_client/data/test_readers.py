@@ -188,9 +188,10 @@ def test_without_pillow_pictures_say_what_to_install(tmp_path: Path) -> None:
         ("[npz]\nx = 1\n", "a,b,kind\n1,2,low\n", r"has no table \[csv\]"),
         (CSV_SCHEMA, "a,b\n1,2\n", "no column 'kind'"),
         (CSV_SCHEMA, "a,b,kind\n1,2,middle\n", "the class 'middle' is not among"),
-        (CSV_SCHEMA, "a,b,kind\n\n1,two,low\n", "line 3: could not convert"),
+        (CSV_SCHEMA, "a,b,kind\n\n1,two,low\n", "line 3: 'b' is 'two', not a finite number; fill the cell in, or"),
+        (CSV_SCHEMA, "a,b,kind\n1,2,low\n1, ,low\n", "line 3: 'b' is empty; fill the cell in, or leave"),
+        (CSV_SCHEMA, "a,b,kind\n1,2,low\nNaN,2,low\n", "line 3: 'a' is 'NaN', not a finite number"),
         (CSV_SCHEMA, "a,b,kind\n1\n", "line 2 is too short"),
-        (CSV_SCHEMA, "a,b,kind\n1,nan,low\n", "NaN"),
         (CSV_SCHEMA.replace("high", "low"), "a,b,kind\n1,2,low\n", "names the class 'low' twice"),
         (CSV_SCHEMA + "colour = 1\n", "a,b,kind\n1,2,low\n", "has no key 'colour'"),
         ('[csv]\nlabel = "kind"\n', "a,kind\n1,low\n", r"schema\.toml: \[csv\] has no 'features'"),
@@ -354,7 +355,7 @@ def test_the_file_that_is_wrong_is_named_and_not_the_newest(tmp_path: Path) -> N
     for name, row in (("1", "nan,2,low"), ("2", "1,2,low")):
         (tmp_path / "train" / f"{name}.csv").write_text(f"a,b,kind\n{row}\n")
         aged(tmp_path / "train" / f"{name}.csv", int(name))
-    with pytest.raises(ConfigError, match=r"cannot use train/1\.csv: x holds NaN"):
+    with pytest.raises(ConfigError, match=r"cannot use train/1\.csv: line 2: 'a' is 'nan'"):
         load_folder(tmp_path)
 
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import fedcenters as fc
@@ -53,6 +54,17 @@ def test_after_the_last_round_the_line_tells_that_the_folder_is_written(
     monkeypatch.setattr(progress.PlainLines, "busy", lambda _, text: told.append(text))
     fc.simulate(fc.FedAvg(local_steps=1), fleet=fc.fleets.digits(devices=3), rounds=1, out=tmp_path)
     assert [text.split("  ")[1] for text in told[-3:]] == ["round 1/1", "writing the run's folder", "round 1/1"]
+
+
+def test_the_devices_of_a_users_own_samples_are_told_to_teach_nearest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(progress.PlainLines, "busy", lambda _, text: told.append(text))
+    x, y = np.eye(8, dtype=np.float32)[np.arange(24) % 8], np.arange(24) % 2
+    fleet = fc.fleet((x, y), by=np.arange(24) % 3, test=0.25)
+    fc.simulate(fc.FedAvg(local_steps=1), fleet=fleet, rounds=1, out=tmp_path)
+    assert "writing the run's folder, with what its devices teach `nearest`" in [text.split("  ")[1] for text in told]
 
 
 def test_without_a_terminal_long_work_is_told_on_stderr_again_and_again(

@@ -283,6 +283,18 @@ def test_an_unknown_table_or_method_lists_what_there_is() -> None:
         table.only(["FedAvg", "K=10"])
 
 
+def test_a_row_without_k_has_the_centers_that_its_method_begins_with() -> None:
+    said = TOML.replace('"fedsgd"', '"fesem"').replace("batch-size = 3", "clusters = 2")
+    by_default = said.replace("clusters = 2", "lam = 0.5")
+    for text, centers in ((said, 2), (by_default, 3)):
+        table = plan.parse_plan("t", text)
+        mine = [cell for cell in table.cells if cell.row.method == "fesem"]
+        assert mine
+        assert {cell.centers for cell in mine} == {centers}
+        assert f"(K={centers})" in mine[0].name
+        assert list(table.only([f"K={centers}"])) == mine
+
+
 def test_names_with_commas_stand_beside_others_and_the_longest_is_taken() -> None:
     known = ["FedAvg", "FedSoft", "FedSoft, everybody", "F-MNIST (0.1, 10)"]
     for text, words in {

@@ -93,3 +93,11 @@ def test_an_error_below_the_quorum_names_the_silent_devices_and_the_reasons_of_t
         "only 1 of 8 devices gave an answer that counts in round 1; no answer from d02, d03, d04, d05, d06 and 1 more; "
         "d01 did not count (no_data: the folder is empty)"
     )
+
+
+def test_a_round_whose_updates_all_move_too_far_says_what_makes_updates_do_so(tmp_path: Path) -> None:
+    fed = Federation.of(tmp_path, devices=2, max_update_rms=1e-9)  # no honest update is so small
+    fed.start(2)
+    with pytest.raises(NetworkError, match="only 0 of 2 devices gave an answer that counts") as failed:
+        fed.finish()
+    assert failed.value.hint.startswith("a learning rate that is too large does this")
