@@ -3,6 +3,7 @@
 Ctrl-C before a command begins, while its modules are imported, ends it at once, without a word: raised as
 KeyboardInterrupt there, it would end in a traceback of Python's imports, or be lost inside one of them.
 After the command the process leaves when Python's own exit functions have run and what files hold back is written.
+Ctrl-C then, as the second of two, shortens that, without a word.
 Taking the interpreter apart costs half a second with torch and seconds with the libraries that write TFLite files, and
 frees what the system frees anyway.
 This module is the first that a console script imports, and imports nothing of ours.
@@ -28,8 +29,8 @@ EXIT_UNWRITTEN = 120  # Python's own code where stdout cannot be flushed at the 
 def run_console_script(module: str) -> NoReturn:
     """Import `module`, call its `main`, and end the process with the code that it returns or raises by SystemExit."""
     leave_at_once()
-    last = _LastWord()
-    if _is_the_whole_program():
+    last, alone = _LastWord(), _is_the_whole_program()
+    if alone:
         atexit.register(last.leave)  # the first that is registered is the last that is called, after threads have ended
     try:
         last.code = importlib.import_module(module).main() or 0
@@ -37,6 +38,10 @@ def run_console_script(module: str) -> NoReturn:
         if not isinstance(ended.code, int | None):
             raise
         last.code = ended.code or 0
+    except KeyboardInterrupt:  # the second of two, while the command told what it keeps
+        last.code = EXIT_INTERRUPTED
+    if alone and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, last.leave)
     sys.exit(last.code)
 
 
@@ -69,9 +74,12 @@ class _LastWord:
         self.code: int | None = None
         self._process = os.getpid()
 
-    def leave(self) -> None:
+    def leave(self, *_of_a_signal: object) -> None:
         if self.code is None or os.getpid() != self._process:  # a forked child has an end of its own
             return
+        code = self.code
+        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+            signal.signal(signal.SIGINT, lambda *_: os._exit(code))
         if sys.stdout is not None:
             with suppress(BrokenPipeError, ValueError):  # its reader has left, or it is closed
                 self._flush_output(sys.stdout)

@@ -104,7 +104,7 @@ class MqttFederation:
             )
             took = time.perf_counter() - began
             facts: dict[str, Any] = {"method": method, "args": args, "split": split, "start": start, "own_model": own}
-            found.append(Result(run=run, seconds=took, folder=folder, **facts))
+            found.append(Result(run=run, seconds=took, folder=folder.absolute(), **facts))
 
         # one at an address is asked again whether it answers
         mine = self._broker if self._broker is not None and self._broker.kind != "external" else None

@@ -22,7 +22,7 @@ from emulator.data.fleet_split import FleetData
 from emulator.options import SimulateArgs
 from emulator.parallel.process_pool import start_forkserver
 from emulator.run.execute import begin_run, live_result, open_run, run_rounds, with_emulated_key
-from emulator.run.folder import NothingToResume, Say, open_run_folder
+from emulator.run.folder import NothingToResume, Say, open_run_folder, write_settings
 from emulator.run.load import check_samples, load_fleet, make_fleet, open_devices
 from emulator.run.resolve import ResolvedRun
 from emulator.run.run_parts import USUAL_LOSS, Marks, RunParts, run_parts
@@ -83,11 +83,13 @@ def play(  # noqa: PLR0913 - the parts of a run
         facts: dict[str, Any] = {"lesson": fingerprint(table), "marks": marks, "needed": keep}
         checkpoints = Checkpoints(folder=folder, every=every, resume=resume, **facts)
         if resume:
-            _tell_where_it_goes_on(checkpoints, args.rounds, say)
+            _tell_where_it_goes_on(checkpoints, args.out / folder.name, args.rounds, say)
         with running, open_trackers(args.loggers, folder, table) as track:  # the devices end before the folder does
             devices, start = opened()
             check_samples(devices.program, loaded.split)
             live = open_run(run.strategy, start, devices, settings, checkpoints=checkpoints)
+            if resume:
+                write_settings(folder, table)
             began -= sum(live.real_seconds)  # of the rounds before it was resumed
 
             def result() -> Result:
@@ -201,13 +203,13 @@ def _parts(opened: Callable[[], EmulatedDevices], marks: Marks) -> RunParts:
     return run_parts(devices.local, devices.program.schema, marks)
 
 
-def _tell_where_it_goes_on(checkpoints: Checkpoints, rounds: int, say: Say) -> None:
+def _tell_where_it_goes_on(checkpoints: Checkpoints, folder: Path, rounds: int, say: Say) -> None:
     found = checkpoints.latest()
     if found is None:
         hint = "leave out --resume; `checkpoint-every` says after how many rounds a run writes one"
-        raise NothingToResume(f"{checkpoints.folder} has no checkpoint to resume from", hint=hint)
+        raise NothingToResume(f"{folder} has no checkpoint to resume from", hint=hint)
     done = found[1].round
     if done > rounds:
-        told = f"{checkpoints.folder} has {done} rounds already, and this run shall have {rounds}"
+        told = f"{folder} has {done} rounds already, and this run shall have {rounds}"
         raise UsageError(told, hint=f"ask for more than {done} --rounds, or leave out --resume")
     say(f"going on after round {done}" if done < rounds else f"all {done} rounds are done; ask for more --rounds")

@@ -260,7 +260,7 @@ class Result:
             "virtual_seconds": round(self.run.virtual_seconds, 3),
             **told_of_record(scored),
             **(attacked if self.attackers else {}),
-            "run": None if self.folder is None else str(self.folder),
+            "run": None if self.folder is None else str(self.args.out / self.folder.name),
         }
 
     def export(
@@ -340,7 +340,7 @@ class Result:
             before = (self.folder or (self.temporary.path if self.temporary else place)) / CHECKPOINT_FOLDER
             if before.is_dir() and before.parent.resolve() != place.resolve():
                 shutil.copytree(before, place / CHECKPOINT_FOLDER, dirs_exist_ok=True)
-        return place
+        return path
 
     def write(self, place: Path) -> None:
         """Write the files of the run's folder, apart from config.toml and the checkpoint."""

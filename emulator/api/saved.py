@@ -81,6 +81,7 @@ def load(
             hint = f'go on: fc.simulate(..., out="{place.parent}", name="{place.name}", resume=True)'
             raise ConfigError(told, hint=hint)
         raise ConfigError(f"{place} has no simulated run", hint="give the folder that `save` wrote")
+    place = place.absolute()  # parts of it are read later
     table = read_table(place / "config.toml")
     strategy = _method(table, method)
     args = replace(make_args(table, strategy=strategy), out=place.parent, name=place.name)

@@ -72,6 +72,7 @@ def summary_rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:
         *_without_center(result),
         *_scores(result),
         *([("did not count in the last round", _refused(result["refused"]))] if "refused" in result else []),
+        *_unanswered(result),
         *([("privacy", _privacy(result["privacy"]))] if "privacy" in result else []),
         *([("the server sees", result["secure"]["sees"])] if "secure" in result else []),
         *((name, _number(value)) for name, value in result.get("metrics", {}).items()),
@@ -96,6 +97,12 @@ def _refused(reasons: Mapping[str, int]) -> str:
     told = ", ".join(f"{count} {'answer' if count == 1 else 'answers'} ({why})" for why, count in reasons.items())
     far = reasons.keys() & {"rejected", "not_finite"}
     return f"{told}; {FAR_UPDATES}" if far else told
+
+
+def _unanswered(result: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Tasks of the last round without an answer, as of devices that drop out or are too slow for the deadline."""
+    answered = result.get("answered")
+    return [] if answered in (None, 1) else [("answered in the last round", f"{share(answered)} of the tasks")]
 
 
 def _without_center(result: Mapping[str, Any]) -> list[tuple[str, str]]:

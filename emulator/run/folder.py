@@ -37,36 +37,44 @@ class NothingToResume(ConfigError):
 def open_run_folder(
     args: SimulateArgs, table: Table, *, resume: bool, say: Say, parts: Callable[[], RunParts] = dict
 ) -> Iterator[Path]:
-    """The run's folder with `table`, the resolved settings, as its config.toml, whose first line has our versions.
+    """The run's folder, absolute, with `table`, the resolved settings, as its config.toml.
 
     A folder with the same settings and `parts` is used again. Where they differ, a name that was made from method and
     seed gets a number. A name that was given is refused (UsageError), and so is a run to resume (NothingToResume).
-    `say` is told what was there. A new folder is removed when the run ends before it has written anything else. Raises
-    ConfigError where a run that has not ended has the folder.
+    `say` is told what was there. A new folder is removed when the run ends before it has written anything else. A run
+    to resume keeps its config.toml: `write_settings` writes the new one once it goes on. Raises ConfigError where a run
+    that has not ended has the folder.
     """
-    import tomli_w
-
-    by = ", ".join(f"{name} {version}" for name, version in made_with().items())
-    text = f"# Written by {by}.\n{annotate_representations(tomli_w.dumps(table))}"
     with ExitStack() as held:
         try:
             found: list[str] = []
             folder, is_new = _find(args, table, parts, resume=resume, say=found.append)
+            home = folder.absolute()  # the caller may change the working folder before the run ends
             held.enter_context(hold_folder(folder, hint="wait for its end, stop it, or give this one another --name"))
             for line in found:  # not before: a run that another process writes is not replaced
                 say(line)
-            (folder / FILE).write_text(text, encoding="utf-8")
+            if not resume:
+                write_settings(folder, table)
         except OSError as wrong:
             raise UsageError(f"cannot write to {args.folder}: {wrong.strerror}", hint="choose another --out") from wrong
         try:
-            yield folder
+            yield home
         except BaseException as ended:
-            if told := _told_where_to_go_on(folder, args, table, ended):
+            if told := _told_where_to_go_on(folder if folder.absolute() == home else home, args, table, ended):
                 say(told)
-            if is_new and [path.name for path in folder.iterdir()] == [FILE]:
-                (folder / FILE).unlink()
-                folder.rmdir()
+            if is_new and [path.name for path in home.iterdir()] == [FILE]:
+                (home / FILE).unlink()
+                home.rmdir()
             raise
+
+
+def write_settings(folder: Path, table: Table) -> None:
+    """Write config.toml of the resolved settings; its first line has our versions."""
+    import tomli_w
+
+    by = ", ".join(f"{name} {version}" for name, version in made_with().items())
+    text = f"# Written by {by}.\n{annotate_representations(tomli_w.dumps(table))}"
+    (folder / FILE).write_text(text, encoding="utf-8")
 
 
 def in_own_folder(args: SimulateArgs, config: Path) -> SimulateArgs:

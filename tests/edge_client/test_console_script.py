@@ -145,3 +145,20 @@ def test_output_that_meets_a_full_disk_at_the_end_is_told_and_has_pythons_code()
         )
     assert done.returncode == 120
     assert done.stderr.startswith("error: what was printed is incomplete: ")
+
+
+@pytest.mark.parametrize(
+    ("action", "said"),
+    [
+        ("atexit.register(signal.raise_signal, signal.SIGINT)", (7, "command\n", "")),  # the process leaves
+        ("signal.raise_signal(signal.SIGINT)", (130, "command\n", "")),  # after the first one, outside of `run_cli`
+        ("atexit.register(signal.raise_signal, signal.SIGINT); signal.signal(signal.SIGINT, signal.SIG_IGN)", None),
+    ],
+)
+def test_ctrl_c_while_the_process_leaves_ends_it_with_its_code_and_without_a_word(
+    action: str, said: tuple[int, str, str] | None
+) -> None:
+    code = "signal.signal(signal.SIGINT, signal.default_int_handler); print('command'); " + action + "; return 7"
+    begin = f"import signal\n{WORDS_AT_THE_END}".split("    main.kept", maxsplit=1)[0]
+    end = WORDS_AT_THE_END[WORDS_AT_THE_END.index("sys.modules") :]
+    assert ended(f"{begin}    {code}\n\n{end}") == (said or (7, "command\n", ""))

@@ -122,6 +122,16 @@ def test_devices_that_no_round_has_drawn_are_counted_in_the_summary() -> None:
     assert "devices_without_center" not in whole.summary()
 
 
+def test_tasks_without_an_answer_are_told_in_the_summary(tmp_path: Path) -> None:
+    """Where no device answered, the summary had a method, a number of centers and a time, and no word of it."""
+    kinds, link = tmp_path / "kinds.toml", "step-ms = 1\nevaluate-ms = 1\ndown-mbit = 1\nup-mbit = 1\nlatency-ms = 1"
+    kinds.write_text(f"[[profiles]]\nname = 'gone'\n{link}\ndropout = 1.0\n")
+    fleet = fc.fleets.digits(devices=3)
+    gone = fc.simulate(fc.FedAvg(local_steps=1), fleet=fleet, rounds=1, profiles=kinds, progress=False)
+    assert dict(summary_rows(gone.summary()))["answered in the last round"] == "0.0% of the tasks"
+    assert "answered in the last round" not in dict(summary_rows(run().summary()))
+
+
 def test_a_private_run_shows_what_its_centers_cost() -> None:
     """The epsilon stood in metrics.jsonl alone."""
     summary = run().summary()

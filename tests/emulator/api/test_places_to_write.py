@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -71,3 +72,40 @@ def test_an_export_below_a_file_is_refused_before_anything_is_compiled(result: f
     compile_it = ["program", "--model", "no:Net", "--input-shape", "4", "--classes", "2"]
     done = CliRunner().invoke(export_app, [*compile_it, "--out", str(tmp_path / "file" / "x")])
     assert (done.exit_code, "is no folder" in done.stderr) == (2, True), done.output
+
+
+def test_a_run_in_a_relative_folder_keeps_its_place_when_the_working_folder_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    fleet = fc.fleets.digits(devices=2, groups=1)
+    asked: dict[str, Any] = {"fleet": fleet, "out": "runs", "name": "mine", "progress": False}
+    rounds = fc.rounds(fc.Ditto(local_steps=1), rounds=2, **asked)
+    next(rounds)
+    monkeypatch.chdir("elsewhere")
+    (result,) = rounds
+    monkeypatch.chdir(tmp_path)
+    again = fc.load("runs/mine")
+    monkeypatch.chdir("elsewhere")
+    x = fleet.cut(0).devices["device-00"].test.x
+    own = result.predict(x, device="device-00")
+    assert own.tolist() == again.predict(x, device="device-00").tolist()
+    assert again.split.devices["device-00"].train.x.shape == fleet.cut(0).devices["device-00"].train.x.shape
+    assert list(Path().iterdir()) == []
+    assert result.summary()["run"] == "runs/mine"
+
+
+def test_a_refused_resume_leaves_the_settings_of_the_run(tmp_path: Path) -> None:
+    fleet = fc.fleets.digits(devices=2, groups=1)
+    asked: dict[str, Any] = {"fleet": fleet, "out": tmp_path, "name": "mine", "progress": False}
+    method = fc.FedAvg(local_steps=1)
+    fc.simulate(method, rounds=2, **asked)
+    before = (tmp_path / "mine" / "config.toml").read_bytes()
+    with pytest.raises(UsageError, match="has 2 rounds already, and this run shall have 1"):
+        fc.simulate(method, rounds=1, resume=True, **asked)
+    assert (tmp_path / "mine" / "config.toml").read_bytes() == before
+    with pytest.raises(UsageError, match="has a run with num-rounds = 2, not 1"):
+        fc.simulate(method, rounds=1, **asked)
+    fc.simulate(method, rounds=3, resume=True, **asked)
+    assert b"num-rounds = 3" in (tmp_path / "mine" / "config.toml").read_bytes()
