@@ -21,7 +21,6 @@ from torch.export import Dim
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from edge_client.errors import ProgramRefused
-from export.compiler.data_attribute import DetachedData
 from export.compiler.decompositions.supported_ops import UnsupportedOperator
 from export.compiler.forward_overrides import ForwardOverrides
 from export.compiler.graph_passes.inplace_writes import without_writes
@@ -29,6 +28,7 @@ from export.compiler.graph_passes.vmap_levels import no_gradients, transforms_le
 from export.compiler.operator_watch import refuse_operator, refuse_random, refuse_untraceable
 from export.compiler.own_functions.own_gradients import calls_as_operators, with_own_gradients
 from export.compiler.program_functions import TraceSource, example_inputs, private_copy, with_complex_attributes
+from export.data_attribute import DetachedData
 from export.diagnostics import quiet_warnings
 from export.float64_mode import as_in, without_autocast
 from export.own_thread import ONE_AT_A_TIME, own_random, replaced_here

@@ -28,11 +28,11 @@ from edge_client.protocol.program import IGNORED, Dimension, Function, Loss, Por
 from edge_client.protocol.samples.input_parts import Parts
 from edge_client.protocol.task import Schema
 from export.compiler.adapters.frozen import Frozen
-from export.compiler.data_attribute import DetachedData
 from export.compiler.losses.sample_losses import POSITION_LOSSES, LossFunction, own_losses, per_sample_loss
 from export.compiler.random_ops import NoiseReader
 from export.compiler.sgd_step import SgdStep
 from export.compiler.signatures.packed_inputs import example_rows
+from export.data_attribute import DetachedData
 from export.own_thread import own_random
 
 FlatTensors = tuple[Tensor, ...]

@@ -132,7 +132,7 @@ def test_a_branch_on_values_is_refused_in_float64_too() -> None:
         trace_function(ForwardPasses(source), "step", batch=4, dynamic=False)
 
 
-class Shifted(nn.Linear):
+class TurnedByValue(nn.Linear):
     """Turns its outputs by a number of its own, and holds a number in float32, as Autoformer does."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -143,7 +143,7 @@ class Shifted(nn.Linear):
 def test_a_shift_that_depends_on_values_is_refused_by_its_line_and_without_a_graph_on_stderr(
     dtype: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    source = make_source(Shifted(4, 3), input=(4,), dtype=dtype)
+    source = make_source(TurnedByValue(4, 3), input=(4,), dtype=dtype)
     with pytest.raises(ProgramRefused, match=r"cannot be traced at test_tracing.py:[0-9]+: .*data-dependent"):
         trace_function(ForwardPasses(source), "step", batch=4, dynamic=True)
     assert "def forward" not in capfd.readouterr().err

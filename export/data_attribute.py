@@ -27,5 +27,5 @@ class DetachedData(TorchFunctionMode):
 
 
 def _same_memory(one: Tensor, other: Tensor) -> bool:
-    alias: bool = torch._C._is_alias_of(one, other)  # noqa: SLF001 - no public name
+    alias: bool = torch._C._is_alias_of(one, other)  # type: ignore[attr-defined]  # noqa: SLF001 - no public name
     return alias and one.shape == other.shape and one.stride() == other.stride()
