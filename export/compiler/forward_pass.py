@@ -16,7 +16,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.export import Dim
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -28,11 +28,13 @@ from export.compiler.graph_passes.vmap_levels import no_gradients, transforms_le
 from export.compiler.operator_watch import refuse_operator, refuse_random, refuse_untraceable
 from export.compiler.own_functions.own_gradients import calls_as_operators, with_own_gradients
 from export.compiler.program_functions import TraceSource, example_inputs, private_copy, with_complex_attributes
+from export.data_attribute import DetachedData
 from export.diagnostics import quiet_warnings
 from export.float64_mode import as_in, without_autocast
-from export.own_thread import ONE_AT_A_TIME, own_random
+from export.own_thread import ONE_AT_A_TIME, own_random, replaced_here
 
 MAX_BATCH = 65_536
+PYTHON_CODE = fx.Graph.python_code
 
 
 class ForwardPasses:
@@ -143,5 +145,17 @@ def tracing_context() -> Iterator[None]:
             stack.enter_context(torch.backends.opt_einsum.flags(enabled=False))
         stack.enter_context(patch.object(torch.distributions.Distribution, "_validate_args", False))  # noqa: FBT003 - its value
         stack.enter_context(without_autocast())
+        stack.enter_context(replaced_here(fx.Graph, "python_code", _text_unless_failed))
+        stack.enter_context(DetachedData())
         stack.enter_context(ForwardOverrides())
         yield
+
+
+def _text_unless_failed(graph: fx.Graph, *args: Any, verbose: bool = False, **named: Any) -> Any:  # noqa: ANN401 - torch's
+    """A graph as Python, but not the one that torch writes to stderr where a pass depends on values.
+
+    Our modes would add nodes to that graph while it is written, in float64 without end.
+    """
+    if verbose and (wrong := sys.exc_info()[1]) is not None:
+        raise wrong
+    return PYTHON_CODE(graph, *args, verbose=verbose, **named)

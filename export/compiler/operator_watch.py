@@ -89,8 +89,9 @@ def count_random_numbers(source: TraceSource) -> tuple[int, frozenset[int]]:
 def check_writes(source: TraceSource) -> None:
     """A training pass may write only float buffers that torch saves: a step returns no others."""
     places = tensor_places(source.module)
-    replaced, written = changed_places(source)
-    own = [place for place, name in places.items() if name in source.params and place in replaced | written]
+    replaced, written, assigned = changed_places(source)
+    changed = replaced | written | assigned
+    own = [place for place, name in places.items() if name in source.params and place in changed]
     if own:
         raise ProgramRefused(
             f"model {source.name!r} writes its parameters {first_of(own, NAMED)} in forward, which no step can express",
@@ -100,12 +101,15 @@ def check_writes(source: TraceSource) -> None:
     lost = [
         name
         for place, name in places.items()
-        if (name in source.constants and place in replaced | written) or (shared[name] > 1 and place in replaced)
+        if (name in source.constants and place in changed)
+        or (shared[name] > 1 and place in replaced)
+        or place in assigned
     ]
     if lost:
         raise ProgramRefused(
             f"model {source.name!r} writes {', '.join(lost)} when it trains, which no step can give back",
-            hint="use a buffer of finite floating point numbers with persistent=True, in one place",
+            hint="use a buffer of finite floating point numbers with persistent=True, in one place, and write into it, "
+            "as self.mean.copy_(new)",
         )
 
 

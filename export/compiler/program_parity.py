@@ -215,8 +215,8 @@ def not_finite_hint(source: TraceSource, *, ours: bool = False) -> str:
 
     `ours`: a container's numbers, where torch's own may be finite.
     """
-    replaced, written = changed_places(source)
-    moved = {name for place, name in tensor_places(source.module).items() if place in replaced | written}
+    changed = set.union(*changed_places(source))
+    moved = {name for place, name in tensor_places(source.module).items() if place in changed}
     still, own = sorted(set(source.buffers) - moved), tensors_of(source.module)
 
     def finite(function: str, *, drawn: bool) -> list[bool]:

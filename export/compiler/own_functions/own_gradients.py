@@ -24,6 +24,7 @@ from torch.autograd.function import _SingleLevelFunction
 from torch.fx import GraphModule
 
 from export.compiler.decompositions.supported_ops import UnsupportedOperator
+from export.compiler.forward_overrides import ForwardOverrides
 
 APPLY = Function.__dict__["apply"]
 LIBRARY: Any = torch.library.Library("fedcenters", "DEF")  # type: ignore[no-untyped-call]  # torch's
@@ -72,8 +73,11 @@ class OwnCall:
         return [x.clone() for x in outs]  # an operator gives no views of its inputs
 
     def backward(self, kept: KeptValues, grads: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
-        """The function's own gradients of its tensors."""
-        with _inner_calls(_forward_only):
+        """The function's own gradients of its tensors.
+
+        torch leaves a mode while it calls `torch.autograd.grad` within it, so what is replaced is replaced again.
+        """
+        with ForwardOverrides(), _inner_calls(_forward_only):
             found = inspect.unwrap(self.function.backward)(kept, *grads)  # without once_differentiable
         return tuple((found if isinstance(found, tuple) else (found,))[i] for i in self.places)
 

@@ -36,6 +36,29 @@ def test_values_and_gradients_are_the_functions_own_at_another_batch_size(functi
         assert difference(source_of(OwnGradients()), function) < 1e-10
 
 
+class SmoothGradient(Function):
+    """A gradient that is smoothed by Fourier transforms, and that goes to the largest value alone."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:  # noqa: ANN401
+        ctx.save_for_backward(x)
+        return x.tanh()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # noqa: ANN401
+        largest = nn.functional.one_hot(ctx.saved_tensors[0].argmax(1), 5)
+        return largest * torch.fft.irfft(torch.fft.rfft(grad)[..., :2], n=5)  # type: ignore[no-any-return]
+
+
+class WithSmoothGradient(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return SmoothGradient.apply(super().forward(x))  # type: ignore[no-untyped-call,no-any-return]
+
+
+def test_a_backward_may_call_what_is_replaced_in_a_forward() -> None:
+    assert difference(source_of(WithSmoothGradient(5, 5))) < 1e-10
+
+
 class Halved(Function):
     """Calls another function in its backward; only one of its two tensors has a gradient."""
 

@@ -132,6 +132,23 @@ def test_a_branch_on_values_is_refused_in_float64_too() -> None:
         trace_function(ForwardPasses(source), "step", batch=4, dynamic=False)
 
 
+class TurnedByValue(nn.Linear):
+    """Turns its outputs by a number of its own, and holds a number in float32, as Autoformer does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.roll(super().forward(x) * torch.tensor([1.5]), int(self.bias.argmax()), 1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_shift_that_depends_on_values_is_refused_by_its_line_and_without_a_graph_on_stderr(
+    dtype: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    source = make_source(TurnedByValue(4, 3), input=(4,), dtype=dtype)
+    with pytest.raises(ProgramRefused, match=r"cannot be traced at test_tracing.py:[0-9]+: .*data-dependent"):
+        trace_function(ForwardPasses(source), "step", batch=4, dynamic=True)
+    assert "def forward" not in capfd.readouterr().err
+
+
 @torch.library.custom_op("tests_of_tracing::doubled", mutates_args=())
 def doubled(x: Tensor) -> Tensor:
     """What a library brings in one piece, with its gradient."""

@@ -11,7 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from edge_client.errors import ProgramRefused
+from export.compiler.forward_pass import ForwardPasses
 from export.compiler.program import compile_program, make_source
+from export.compiler.program_functions import example_inputs, function_ports
+from export.compiler.tracing import trace_function
 
 
 class Cooled(nn.Module):
@@ -245,11 +248,64 @@ class Constrained(nn.Linear):
         return nn.functional.linear(x, torch.renorm(self.weight, 2, 0, 1.0), self.bias)
 
 
-@pytest.mark.parametrize("layer", [Renormed(4, 3), Clamped(4, 3)])
+class ClampedData(nn.Linear):
+    """The same by `.data`, which torch does not count as a write."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.weight.data.clamp_(min=0)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("layer", [Renormed(4, 3), Clamped(4, 3), ClampedData(4, 3)])
 def test_a_forward_that_writes_its_parameters_is_refused_with_what_to_write(layer: nn.Module) -> None:
     with pytest.raises(ProgramRefused, match=r"take what a constraint gives in its place, as F\.conv2d"):
         compile_program(layer, (4,), engines=("pt2",))
     compile_program(Constrained(4, 3), (4,), engines=("pt2",))
+
+
+class Averaging(nn.Module):
+    """Subtracts a mean of what it saw, which it keeps by `.data`."""
+
+    def __init__(self, mean: Tensor, *, saved: bool = True, assigns: bool = False) -> None:
+        super().__init__()
+        self.head, self.assigns = nn.Linear(4, 3), assigns
+        if isinstance(mean, nn.Parameter):
+            self.mean = mean
+        else:
+            self.register_buffer("mean", mean, persistent=saved)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and self.assigns:
+            self.mean.data = self.mean.data * 0.9 + x.data.mean(0) * 0.1
+        elif self.training:
+            self.mean.data += (10 * x.data.mean(0)).to(self.mean.dtype)
+        return self.head(x - self.mean)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        Averaging(torch.zeros(4, dtype=torch.int64)),
+        Averaging(torch.zeros(4), saved=False),
+        Averaging(nn.Parameter(torch.zeros(4), requires_grad=False)),
+        Averaging(torch.zeros(4), assigns=True),
+    ],
+    ids=["whole numbers", "not saved", "frozen", "assigned"],
+)
+def test_what_training_keeps_by_data_in_no_place_of_a_step_is_refused(module: nn.Module) -> None:
+    with pytest.raises(ProgramRefused, match=r"(?s)writes mean when it trains, .* write into it, as self\.mean\.copy_"):
+        make_source(module, input=(4,))
+
+
+def test_a_step_moves_a_buffer_that_forward_keeps_by_data() -> None:
+    module = Averaging(torch.zeros(4))
+    source = make_source(module, input=(4,), loss="squared-error")
+    graph = trace_function(ForwardPasses(source), "step", batch=4, dynamic=True)
+    given = example_inputs(source, "step", 5)
+    names = [p.name for p in function_ports(source, "step").inputs]
+    moved = dict(zip((p.name for p in function_ports(source, "step").outputs), graph(*given), strict=True))
+    before, x = given[names.index("buffers/mean")], given[names.index("x")]
+    torch.testing.assert_close(moved["buffers/mean"], before + 10 * x.mean(0))
 
 
 class Merging(nn.Linear):
