@@ -12,20 +12,15 @@ READ, ASSIGN = Tensor.data.__get__, Tensor.data.__set__  # type: ignore[attr-def
 
 
 class DetachedData(TorchFunctionMode):
-    """In it `x.data` is `x.detach()`, of the same memory; `assigned` are the tensors whose `.data` was replaced."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.assigned: list[Tensor] = []
+    """In it `x.data` is `x.detach()`, of the same memory."""
 
     def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401 - torch's
-        if func == ASSIGN:
-            if _same_memory(*args):  # `x.data += y` ends so
-                return None
-            self.assigned.append(args[0])
+        if func == ASSIGN and same_memory(*args):  # `x.data += y` ends so
+            return None
         return torch.detach(args[0]) if func == READ else func(*args, **(kwargs or {}))
 
 
-def _same_memory(one: Tensor, other: Tensor) -> bool:
+def same_memory(one: Tensor, other: Tensor) -> bool:
+    """Whether they are one tensor's numbers, in the same order."""
     alias: bool = torch._C._is_alias_of(one, other)  # type: ignore[attr-defined]  # noqa: SLF001 - no public name
     return alias and one.shape == other.shape and one.stride() == other.stride()

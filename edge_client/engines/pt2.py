@@ -47,14 +47,14 @@ _SIZE = re.compile(
     r"|(?:Ceil|Floor|Trunc|Round)ToInt|(?:TruncTo|To)?Float|Rational|Integer|Symbol|(?:Une|E)quality|(?:Strict)?LessThan"
     r"|(?:Strict)?GreaterThan|Piecewise|ExprCondPair|[A-Z][A-Za-z]+Fn_\w+)\b|[a-z]+\d+\b|[\d\s()+*/%,<>=-])*"
 )
-_MAX_SIZE_CHARS, _MAX_DIGITS, _MAX_POWER = 20_000, 40, 4_096  # of a size; sympy computes its numbers when it reads them
+_MAX_SIZE_CHARS, _MAX_DIGITS, _MAX_BITS = 20_000, 40, 65_536  # of a size; sympy computes its numbers when it reads them
 _CALLED = re.compile(
     r"torch\.ops\.(?:aten|prims|higher_order|torchvision)\.(?!from_file\b|inline_asm|print\b)\w+(?:\.\w+)?"
     r"|torch\._?sym_\w+|math\.\w+"
     r"|torch\._functorch\.predispatch\.\w+|_operator\.(?!call\b|\w*getter\b|methodcaller\b)\w+"
 )
 _TREE = re.compile(r'(?!.*default_factory)(?:[\w\s.,:"\[\]{}]|\\+")*')  # of arguments, itself JSON
-_TEXTS = {"expr_str": _SIZE, "target": _CALLED, "as_operator": _CALLED, "in_spec": _TREE, "out_spec": _TREE}
+_TEXTS = {"target": _CALLED, "as_operator": _CALLED, "in_spec": _TREE, "out_spec": _TREE}
 _TEXTS |= dict.fromkeys(("fqn", "parameter_name", "buffer_name", "tensor_constant_name"), _PLACE)
 _QUOTED = ("metadata", "as_string", "as_strings")  # which are no code
 _local = threading.local()
@@ -303,39 +303,47 @@ def _refuse_texts(graph: object, file: str) -> None:
         elif isinstance(value, list):
             left += [(key, item) for item in value]
         elif isinstance(value, str) and not (
-            _TEXTS.get(key, _NAME).fullmatch(value) and (key != "expr_str" or _is_quick(value))
+            _is_size(value) if key == "expr_str" else _TEXTS.get(key, _NAME).fullmatch(value)
         ):
             told = f"{file} has the {key or 'name'} {value!r:.80}, which no program has"
             raise ProgramRefused(told, hint="compile the program with fedcenters")
 
 
-def _is_quick(size: str) -> bool:
-    """Whether the numbers in it are small, and so are its powers, however they are nested: 9**9**9 has no end."""
-    if len(size) > _MAX_SIZE_CHARS:
+def _is_size(text: str) -> bool:
+    """Whether it is arithmetic whose numbers stay small, however powers are nested: 9**9**9 has no end."""
+    if len(text) > _MAX_SIZE_CHARS or not _SIZE.fullmatch(text):
         return False
     try:
-        nodes = list(ast.walk(ast.parse(size.strip(), mode="eval")))
+        return _bits(ast.parse(text.strip(), mode="eval").body) <= _MAX_BITS
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         return False
-    powers = [node.right for node in nodes if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow)]
-    for call in (node for node in nodes if isinstance(node, ast.Call)):
-        name = getattr(call.func, "id", "")
-        powers += call.args[1:] if "Pow" in name else []
-        if name == "Float" and len(call.args) > 1:  # the digits that it computes
-            return False
-    numbers = [str(node.value) for node in nodes if isinstance(node, ast.Constant)]
-    return math.prod(map(_exponent, powers)) <= _MAX_POWER and all(len(number) <= _MAX_DIGITS for number in numbers)
+
+
+def _bits(node: ast.AST) -> float:
+    """At most how many bits sympy's numbers have for it; infinity where nothing bounds them."""
+    if isinstance(node, ast.Constant):
+        digits = len(str(node.value))
+        return math.inf if digits > _MAX_DIGITS else 4 * digits
+    parts = list(ast.iter_child_nodes(node))
+    shifts = isinstance(node, ast.BinOp) and isinstance(node.op, (ast.LShift, ast.RShift))
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
+        return (1 + _bits(node.left)) * _exponent(node.right)
+    if isinstance(node, ast.Call) and (name := getattr(node.func, "id", "")):
+        if "Pow" in name and node.args:
+            return (1 + sum(map(_bits, parts))) * math.prod(map(_exponent, node.args[1:]))
+        shifts = name == "Float" and len(node.args) > 1  # the digits that it computes
+    return math.inf if shifts else 1 + sum(map(_bits, parts))
 
 
 def _exponent(power: ast.AST) -> float:
     """Its amount, and at least 1, where it is a number; else infinity."""
     if isinstance(power, ast.UnaryOp):
         return _exponent(power.operand)
-    if isinstance(power, ast.Call) and getattr(power.func, "id", "") in ("Integer", "Float", "Rational"):
-        power = power.args[0] if power.args else power
+    if isinstance(power, ast.Call) and getattr(power.func, "id", "") in ("Integer", "Float", "Rational") and power.args:
+        return _exponent(power.args[0])
     try:
         return max(1.0, abs(float(getattr(power, "value", ""))))
-    except ValueError:
+    except (TypeError, ValueError):
         return math.inf
 
 

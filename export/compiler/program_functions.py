@@ -32,7 +32,7 @@ from export.compiler.losses.sample_losses import POSITION_LOSSES, LossFunction, 
 from export.compiler.random_ops import NoiseReader
 from export.compiler.sgd_step import SgdStep
 from export.compiler.signatures.packed_inputs import example_rows
-from export.data_attribute import DetachedData
+from export.data_attribute import DetachedData, same_memory
 from export.own_thread import own_random
 
 FlatTensors = tuple[Tensor, ...]
@@ -174,15 +174,18 @@ def call_module(module: nn.Module, state: Mapping[str, Tensor], x: Tensor) -> tu
 
 
 def changed_places(source: TraceSource) -> tuple[set[str], set[str], set[str]]:
-    """The places that a training pass gives another tensor, those it writes into, those it gives another `.data`."""
+    """The places that a training pass gives another tensor, those it writes into, those to whose it gives other memory.
+
+    `x.data = new` and `x.set_(new)` do the last.
+    """
     state = {name: value.clone() for name, value in tensors_of(source.module).items()}
-    versions = {name: value._version for name, value in state.items()}  # noqa: SLF001 - no other way to see a write
-    with own_random(), torch.no_grad(), DetachedData() as seen:
+    before = {name: (value._version, value.detach()) for name, value in state.items()}  # noqa: SLF001 - no other way to see a write
+    with own_random(), torch.no_grad(), DetachedData():
         _, held = call_module(source.module.train(), state, example_inputs(source, "infer", 2)[-1])
     places = tensor_places(source.module).items()
     replaced = {place for place, name in places if held[place] is not state[name]}
-    written = {place for place, name in places if state[name]._version != versions[name]}  # noqa: SLF001
-    return replaced, written, {place for place, name in places if any(t is state[name] for t in seen.assigned)}
+    written = {place for place, name in places if state[name]._version != before[name][0]}  # noqa: SLF001
+    return replaced, written, {place for place, name in places if not same_memory(state[name], before[name][1])}
 
 
 def sample_losses(source: TraceSource, out: Tensor, y: Tensor) -> Tensor:

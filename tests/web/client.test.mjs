@@ -44,6 +44,15 @@ test("nothing of a sample is in anything that is sent", async () => {
   assert.deepEqual([...kinds].sort(), ["block", "get", "rdy", "st"]);
 });
 
+test("samples that come between a round's probe and its fit wait for the next round", async () => {
+  const [world, store] = [new World(), new MemoryStore()];
+  await store.write({ posterior: { run: "r1", round: 1, rows: [new Float64Array(N - 2).fill(0.5)] } });
+  const { leave } = await phone(world, store);
+  world.say("task", await world.task({ rows: "posterior:0" }));
+  assert.equal((await world.heard((m) => m.k === "rdy" || m.k === "nack")).n, N - 2);
+  await leave();
+});
+
 test("a finished update is announced again after the tab was closed, and not computed again", async () => {
   const [world, store] = [new World(), new MemoryStore()];
   const first = await phone(world, store);

@@ -190,3 +190,14 @@ test("a line is named by its number in the file, blank lines included; a file th
   assert.throws(() => readCsv("a,b,label\n\n1,2,0\n\n1,x,0\n", PLANE), /line 5/);
   assert.throws(() => readCsv("1\0,\x002\0,\x000\0", PLANE), /save it as CSV in UTF-8/);
 });
+
+test("samples that are removed take along how a probe weighs them: those that come next are others", async () => {
+  const store = new MemoryStore();
+  const samples = new Samples(store);
+  await samples.add([{ x: Float32Array.of(1, 2), label: 0 }]);
+  await store.write({ posterior: { run: "r1", round: 1, rows: [Float64Array.of(1)] } });
+  await samples.add([{ x: Float32Array.of(3, 4), label: 1 }]);
+  assert.notEqual(await store.get("posterior"), undefined);
+  await samples.remove({ all: true });
+  assert.equal(await store.get("posterior"), undefined);
+});

@@ -3,6 +3,7 @@
 // and files become samples in images.js.
 
 import { sizeOf } from "../protocol/tensors.js";
+import { POSTERIOR } from "../runtime/state.js";
 
 const PREFIX = "sample/";
 const HELD_OUT = 5;
@@ -52,11 +53,11 @@ export class Samples {
     }, stored);
   }
 
-  /** Forget the last sample, the `last` ones, or all of them; `stored` is called when they are gone. */
+  /** Forget the last sample, the `last` ones, or all of them, and how a probe weighs them; `stored` is called when they are gone. */
   async remove({ all = false, last = 1 } = {}, stored) {
     await this.inTurn(async () => {
       const names = await this.store.names(PREFIX);
-      await this.store.write({}, all ? names : names.slice(-last));
+      await this.store.write({}, [...(all ? names : names.slice(-last)), POSTERIOR]);
     }, stored);
   }
 

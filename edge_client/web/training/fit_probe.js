@@ -211,6 +211,12 @@ function rowWeights(task, data, posterior) {
   return row;
 }
 
+/** What a fit trains on: by a probe's responsibilities only the samples that the probe found, and none that came later. */
+export function fitSamples(task, data, posterior) {
+  const n = task.rows?.startsWith("posterior:") ? posterior?.[0].length : undefined;
+  return n < data?.n ? subset(data, Array.from({ length: n }, (_, i) => i)) : data;
+}
+
 /** No weight for the first m samples of a probe's order with seed 0; the others have the mean weight 1 of all. */
 function allBut(m, n) {
   if (m >= n) throw new Malformed("no_data", `${m} of ${n} samples are to be held out, and none is left to train on`);

@@ -166,6 +166,8 @@ def _of_devices(
     groups: Any,  # noqa: ANN401 - see `fleet`
 ) -> tuple[Columns, GivenParts, list[Any], Any]:
     """-> the samples of all devices, whose each is, the objects that they are from, and what `test` says beside."""
+    if isinstance(test, Mapping) and not test:
+        raise UsageError("test has no device", hint="leave it out: a share of each device's samples then tests")
     tests, test = (test, TEST_SHARE) if isinstance(test, Mapping) else ({}, test)
     inputs, held_out = ({who: _without_groups(d, x, groups, y) for who, d in of.items()} for of in (data, tests))
     columns, parts = columns_of_each(inputs, x=x, y=y, tests=held_out)

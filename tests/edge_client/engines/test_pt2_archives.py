@@ -215,6 +215,9 @@ def refused_by_each_reader(file: bytes, path: Path) -> None:
         "SIZE + 0*Pow(9, Pow(9, Integer(9)))",
         "((((9**99)**99)**99)**99)",
         "Integer(9)**-(9*9**9)",
+        "1 << 99999999999",
+        "1**" + "-" * 1_500 + "1",
+        "Pow(Mul(" + "9999999999, " * 50 + "1), Integer(99))",
         "Float('0.1', 1000000000)",
         "Float('1e999999999')",
         "Permutation(999999999)",
@@ -230,7 +233,14 @@ def test_a_size_that_is_more_than_arithmetic_is_refused_before_torch_evaluates_i
 SQUARES = "Add(Pow(SIZE, Integer(2)), SIZE**2, Mul(SIZE**-1, FloatPow(SIZE, Float('0.5', precision=53))))"
 
 
-@pytest.mark.parametrize("text", ["SIZE", "2 * SIZE", "Add(SIZE, Integer(-1)) % 7", "Max(1, SIZE)", SQUARES])
+QUOTIENT = "Mul(SIZE, Pow(Add(SIZE, Integer(1)), Integer(-1)))"
+MANY = f"Add({', '.join(['Pow(SIZE, Integer(2))'] * 20)})"
+
+
+SIZES = ["SIZE", "2 * SIZE", "Add(SIZE, Integer(-1)) % 7", "Max(1, SIZE)", SQUARES, QUOTIENT, MANY]
+
+
+@pytest.mark.parametrize("text", SIZES)
 def test_a_size_that_is_arithmetic_is_not_refused(text: str) -> None:
     refuse_code(with_size(text), "infer")
 

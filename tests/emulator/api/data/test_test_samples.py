@@ -63,6 +63,7 @@ def test_a_frame_that_tests_has_its_columns_in_any_order() -> None:
     [
         ({"anna": (X[12:16], Y[12:16])}, "ben without test samples, beside devices that have some"),
         ({"cleo": (X[12:16], Y[12:16])}, "there are test samples of 'cleo', which has no training samples"),
+        ({}, "test has no device\n\nhint: leave it out"),
     ],
 )
 def test_test_samples_of_other_devices_are_refused(test: dict[str, Any], said: str) -> None:

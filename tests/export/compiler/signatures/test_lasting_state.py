@@ -264,9 +264,11 @@ def test_a_forward_that_writes_its_parameters_is_refused_with_what_to_write(laye
 
 
 class Averaging(nn.Module):
-    """Subtracts a mean of what it saw, which it keeps by `.data`."""
+    """Subtracts a mean of what it saw, which it keeps by `.data`, or in the memory of another tensor."""
 
-    def __init__(self, mean: Tensor, *, saved: bool = True, assigns: bool = False) -> None:
+    def __init__(
+        self, mean: Tensor, *, saved: bool = True, assigns: Callable[[Tensor, Tensor], object] | None = None
+    ) -> None:
         super().__init__()
         self.head, self.assigns = nn.Linear(4, 3), assigns
         if isinstance(mean, nn.Parameter):
@@ -275,8 +277,8 @@ class Averaging(nn.Module):
             self.register_buffer("mean", mean, persistent=saved)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.training and self.assigns:
-            self.mean.data = self.mean.data * 0.9 + x.data.mean(0) * 0.1
+        if self.training and self.assigns is not None:
+            self.assigns(self.mean, self.mean.detach() * 0.9 + x.detach().mean(0) * 0.1)
         elif self.training:
             self.mean.data += (10 * x.data.mean(0)).to(self.mean.dtype)
         return self.head(x - self.mean)  # type: ignore[no-any-return]
@@ -288,9 +290,11 @@ class Averaging(nn.Module):
         Averaging(torch.zeros(4, dtype=torch.int64)),
         Averaging(torch.zeros(4), saved=False),
         Averaging(nn.Parameter(torch.zeros(4), requires_grad=False)),
-        Averaging(torch.zeros(4), assigns=True),
+        Averaging(torch.zeros(4), assigns=lambda mean, new: setattr(mean, "data", new)),
+        Averaging(torch.zeros(4), assigns=lambda mean, new: mean.set_(new)),
+        Averaging(torch.zeros(4), assigns=torch.utils.swap_tensors),
     ],
-    ids=["whole numbers", "not saved", "frozen", "assigned"],
+    ids=["whole numbers", "not saved", "frozen", "assigned", "set_", "swapped"],
 )
 def test_what_training_keeps_by_data_in_no_place_of_a_step_is_refused(module: nn.Module) -> None:
     with pytest.raises(ProgramRefused, match=r"(?s)writes mean when it trains, .* write into it, as self\.mean\.copy_"):
