@@ -41,7 +41,7 @@ def test_who_was_revoked_is_told_as_a_state_in_one_line(tmp_path: Path) -> None:
     for name in ("d2", "d1"):
         work.revoke(name)
     said = invoke(str(work.folder)).stdout
-    assert [line for line in said.splitlines() if "revoked" in line] == ["revoked: d1, d2"]
+    assert [line for line in said.splitlines() if line.endswith(("revoked", "d1", "d2"))] == ["revoked: d1, d2"]
 
 
 def test_every_list_begins_later_than_the_one_before(tmp_path: Path) -> None:
