@@ -382,7 +382,7 @@ def _in_words(found: dict[str, Any]) -> str:
     numbers = f"{counted(len(found['names']), 'certificate')}, {counted(found['made'], 'file')} written"
     lines = [f"{found['folder']}: {found['federation']} at {found['broker']}, {numbers}"]
     lines += [f"{each['name']} {_end_in_words(each['days'])}" for each in found["expiring"]]
-    lines += [f"{cid} was revoked" for cid in found["revoked"]]
+    lines += [f"revoked: {', '.join(found['revoked'])}"] if found["revoked"] else []
     lines += [f"{cid} has a link: {found['folder']}/devices/{cid}/link.txt" for cid in found["phones"]]
     waits = f"has a token that waits to be used, for {TOKEN_LIFETIME_HOURS:g} hours after it was made"
     lines += [f"{cid} {waits}" for cid in found["tokens"]]

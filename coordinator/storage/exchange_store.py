@@ -48,8 +48,9 @@ class ReplayDiverged(FedcentersError):
     def __init__(self, key: ExchangeKey, names: Mapping[str, str]) -> None:
         super().__init__(
             f"round {key.round} of run {names.get(key.run, key.run)} asks other things than before the restart",
-            hint="go on with the version and the settings that began the round, until it is over; if a newer version "
-            "or damage has changed the folder, restore the backup of before (docs/run-as-a-service.md), or use another",
+            hint="go on with the version and the settings that began the round, as max-samples-ratio, until it is "
+            "over; if a newer version or damage has changed the folder, restore the backup of before "
+            "(docs/run-as-a-service.md), or use another",
         )
 
 

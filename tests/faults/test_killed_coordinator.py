@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -193,6 +194,25 @@ def test_a_method_that_asks_something_else_than_before_is_stopped(
         fed.finish()
     assert "restore the backup of before" in (diverged.value.hint or "")
     fed.world.end()
+
+
+def test_another_ratio_of_samples_in_an_open_round_is_refused_and_the_old_one_goes_on(tmp_path: Path) -> None:
+    run = RunConfig(method="fedavg", rounds=2, name="run", settings={"local-steps": 3, "batch-size": 8})
+    undisturbed = Federation.of(tmp_path / "one", runs=(run,)).play()
+    fed = Federation.of(tmp_path / "other", runs=(run,))
+    fed.start()
+    fed.world.run(lambda: fed.live is not None and fed.live.key.exchange == 1)  # the test of new centers
+    fed.world.kill("coordinator.0")
+    before = fed.config
+    fed.config = replace(before, fleet=replace(before.fleet, max_samples_ratio=1.0))
+    fed.start_coordinator()
+    with pytest.raises(ReplayDiverged) as diverged:
+        fed.finish()
+    assert "max-samples-ratio" in (diverged.value.hint or "")
+    fed.config = before
+    fed.start_coordinator()
+    fed.complete()
+    assert fed.outcome() == undisturbed.outcome()
 
 
 def test_a_restart_does_not_say_again_who_was_revoked(tmp_path: Path) -> None:

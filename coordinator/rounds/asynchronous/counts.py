@@ -12,8 +12,6 @@ from coordinator.rounds.asynchronous.training import Rules, Training, round_targ
 from coordinator.rounds.round_record import AsynchronousRecord
 from edge_client.protocol.task import ClientId
 
-LEAST_PARTED = 4  # updates of a round
-
 
 @dataclass(kw_only=True)
 class RoundCounts:
@@ -32,11 +30,10 @@ class RoundCounts:
     def has_its_part(self, who: ClientId, training: Training, rules: Rules) -> bool:
         """Whether a device has sent half of the round's updates and another is at work: it waits for the next round.
 
-        A quick device that is alone in its center would else use up the run before others have trained. A smaller
-        round than LEAST_PARTED has no such parts: its devices would wait for each other.
+        A quick device that is alone in its center would else use up the run before others have trained.
         """
-        target = round_target(rules)
-        return target >= LEAST_PARTED and 2 * self.of[who] >= target and bool(training.at_work.keys() - {who})
+        part = max(1, round_target(rules) // 2)
+        return self.of[who] >= part and bool(training.at_work.keys() - {who})
 
     def record(self, versions: Sequence[int]) -> AsynchronousRecord:
         """The round's counts, and where the centers are."""

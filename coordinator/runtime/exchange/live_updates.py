@@ -109,10 +109,13 @@ class LiveUpdates:
     def has_task(self, who: ClientId) -> bool:
         return who in self._sent
 
+    def is_free(self, who: ClientId) -> bool:
+        """Whether a device is here, has no task and has not failed lately."""
+        return who not in self._failed and who not in self._sent and self._presence.is_free(who)
+
     def may_get(self, who: ClientId) -> bool:
-        """Whether a device is here and free, has not failed lately, and did not send its part of the round."""
-        free = who not in self._failed and who not in self._sent and self._presence.is_free(who)
-        return free and not self.journalled.has_its_part(who)
+        """Whether a device may get a task: it is free, and did not send its part of the round."""
+        return self.is_free(who) and not self.journalled.has_its_part(who)
 
     @property
     def wakes_at_s(self) -> float:

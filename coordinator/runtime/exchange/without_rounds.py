@@ -123,10 +123,10 @@ class WithoutRounds:
         return replace(report, assignment=nothing.assignment or report.assignment)
 
     def _last_test(self, place: RoundPlace, strategy: Strategy, after: State, live: UpdatesAndTest) -> RoundReport:
-        """All devices that could be given a task test, or those that were asked when the test began."""
+        """All devices that are free test, or those that were asked when the test began."""
         key = ExchangeKey(place.run, place.number, live.updates.journalled.training.handed)
         asked = self.store.exchanges.task_hashes(key)
-        cohort = sorted(asked) if asked else [who for who in sorted(place.fleet) if live.updates.may_get(who)]
+        cohort = sorted(asked) if asked else [who for who in sorted(place.fleet) if live.updates.is_free(who)]
         exchanges = evaluate_round(
             strategy, after, place.schema, cohort, batch=place.batch, last=True, scoring=place.scoring
         )

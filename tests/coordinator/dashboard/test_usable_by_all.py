@@ -107,15 +107,18 @@ def test_every_column_has_a_name_and_every_heading_that_folds_is_large_enough_to
         assert box["height"] >= 24
 
 
-@pytest.mark.parametrize(("width", "text"), [(320, "100%"), (1280, "200%")])
+@pytest.mark.parametrize(("width", "text"), [(320, "100%"), (320, "200%"), (1280, "200%")])
 def test_no_tile_and_no_row_cuts_a_name_or_a_number(tmp_path: Path, visit: Open, width: int, text: str) -> None:
     """Names of one fleet often differ in their last letters alone; "100.…" is no number."""
     names = [f"building-3-floor-2-room-{'2' * 30}-sensor-{i}" for i in range(4)]
     event = round_event(1, [0, 0, 1, 1]) | {"per_device": dict.fromkeys(names, 1.0)}
+    event |= {"bytes": {"down": 11_100_000_000, "up": 1_800_000_000}}
+    runs = ["wecfl-with-a-long-name-lam-0.05", "fedavg-with-a-long-name-seed-17"]
     with serve_dashboard(tmp_path) as site:
         for name in names:
             site.hub.event({"event": "joined", "device": name, "engine": "onnx", "n": 40})
-        site.hub.event(event | {"assignment": dict.fromkeys(names, 0)})
+        for run in runs:
+            site.hub.event(event | {"run": run, "assignment": dict.fromkeys(names, 0)})
         opened = visit(site.link, size=(width, 900))
         page = opened.page
         page.evaluate("for (const card of document.querySelectorAll('details')) card.open = true")
@@ -124,7 +127,7 @@ def test_no_tile_and_no_row_cuts_a_name_or_a_number(tmp_path: Path, visit: Open,
         assert page.locator("#tiles b, #tiles span, #tiles small").evaluate_all(CUT) == []
         page.wait_for_function("width => document.documentElement.scrollWidth === width", arg=width)
         assert page.locator("#devices tbody td:first-child").evaluate_all("all => all[0].clientWidth") >= width / 4
-        opened.shot(f"tiles-{width}")
+        opened.shot(f"tiles-{width}-{text[:-1]}")
 
 
 def test_keys_of_colours_are_told_apart_where_the_system_sets_the_colours(site: DashboardSite, visit: Open) -> None:

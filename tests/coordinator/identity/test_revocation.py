@@ -35,6 +35,15 @@ def test_revoking_writes_the_list_and_takes_every_right(tmp_path: Path) -> None:
     assert snapshot(work.folder) == before
 
 
+def test_who_was_revoked_is_told_as_a_state_in_one_line(tmp_path: Path) -> None:
+    """A line for each, at each run, read as if it were new."""
+    work = provision_federation(tmp_path / "keys", "d1", "d2")
+    for name in ("d2", "d1"):
+        work.revoke(name)
+    said = invoke(str(work.folder)).stdout
+    assert [line for line in said.splitlines() if line.endswith(("revoked", "d1", "d2"))] == ["revoked: d1, d2"]
+
+
 def test_every_list_begins_later_than_the_one_before(tmp_path: Path) -> None:
     """Of two lists a broker takes the later one; two revocations may come in one second."""
     work = provision_federation(tmp_path / "keys", "d1", "d2", "d3")

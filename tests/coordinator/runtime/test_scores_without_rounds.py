@@ -56,6 +56,16 @@ def test_devices_test_every_so_many_rounds_while_updates_go_on(tmp_path: Path, m
     assert all(not record["per_device"] for record in others)
 
 
+def test_the_last_test_asks_a_device_that_has_sent_its_part_of_the_round_too(tmp_path: Path) -> None:
+    fed = federation(tmp_path, "ifca")
+    spy = Spy(fed.world.broker)
+    fed.play()
+    last = [spy.said("task", cid=who)[-1] for who in fed.final_state("run").assignment]
+    assert len(last) == DEVICES
+    assert {task["job"] for task in last} == {"probe"}
+    assert len({(task["round"], task["exchange"]) for task in last}) == 1
+
+
 def slow_test(folder: Path, **more: Any) -> Federation:  # noqa: ANN401 - keys of the file
     """A run whose tests wait for a device that never answers: they outlast rounds."""
     fed = federation(folder, rounds=14, quorum=1.0, devices=DEVICES, concurrency=2, deadline_s=1.0, **more)
