@@ -224,11 +224,11 @@ const EVENT_TEXTS = {
   offers: (e) => `${e.device} offers ${e.n} samples for training`,
   "let-in": (e) => `${e.device} takes part ${withoutRounds(e.run) ? "from now on in" : `from round ${e.round} of`} ${e.run}`,
   "left-out": (e) => `${e.device} is left out: ${e.why}`,
-  revoked: (e) => `${e.device} was revoked; the training goes on without it`,
+  revoked: (e) => `${e.device} was revoked, and takes part no more`,
   "run-done": (e) => `${e.run} is done${withoutRounds(e.run) ? ` after ${runNamed(e.run).updates} updates` : ` after ${e.rounds} rounds`}`,
   bundle: () => "the centers are published",
   served: (e) => `${e.device} took center ${e.center} as ${e.format}`,
-  done: (e) => `all done in ${seconds(e.seconds)}${state.facts.off ? ", counted from the last start" : ""}`,
+  done: (e) => `all done in ${duration(e.seconds)}${state.facts.off ? ", counted from the last start" : ""}`,
   refused: (e) => `${e.run}${withoutRounds(e.run) ? "" : `, round ${e.round}`}: ${e.count > 1 ? `${e.count} answers` : `the answer of ${e.device}`} did not count (${e.reason})`,
   error: (e) => e.message,
 };

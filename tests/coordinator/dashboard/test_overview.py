@@ -278,6 +278,7 @@ def test_a_finished_run_opens_on_its_result_and_has_nothing_to_pause(finished: D
     expect(page.locator("#runs [aria-pressed=true]")).to_have_text("fesem")
     expect(page.locator("#t-accuracy")).to_have_text("59.0 %")
     expect(page.locator("#t-round-more")).to_have_text("1 min 12 s in all")
+    expect(page.locator("#events")).to_contain_text("all done in 1 min 12 s")  # in the words of the tile
     expect(page.get_by_role("button", name="Pause")).to_be_hidden()
     expect(page.get_by_role("button", name="Close round")).to_be_hidden()
     expect(page.get_by_role("button", name="Stop")).to_be_visible()
