@@ -11,12 +11,25 @@ from torch.overrides import TorchFunctionMode
 READ, ASSIGN = Tensor.data.__get__, Tensor.data.__set__  # type: ignore[attr-defined]  # torch's descriptor
 
 
+REPLACED = "a tensor gets another `.data`, which no graph holds: write into it, as x.data.copy_(new), or make a new one"
+
+
+class DataReplacedError(RuntimeError):
+    """A forward gives a tensor other memory, unseen by what writes its operators down."""
+
+
 class DetachedData(TorchFunctionMode):
-    """In it `x.data` is `x.detach()`, of the same memory."""
+    """In it `x.data` is `x.detach()`, of the same memory. Where it is `traced`, no tensor may get another `.data`."""
+
+    def __init__(self, *, traced: bool = False) -> None:
+        super().__init__()
+        self._traced = traced
 
     def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401 - torch's
         if func == ASSIGN and same_memory(*args):  # `x.data += y` ends so
             return None
+        if func == ASSIGN and self._traced:
+            raise DataReplacedError(REPLACED)
         return torch.detach(args[0]) if func == READ else func(*args, **(kwargs or {}))
 
 

@@ -14,6 +14,8 @@ from coordinator.rounds.update_validation import FAR_UPDATES
 from emulator.reports import display_names
 from export.command_line import difference_in_words
 
+NOT_ALL = 0.999  # the largest share with one decimal that is less than all
+
 
 def demo_table(result: Mapping[str, Any], new_devices: list[dict[str, Any]]) -> None:
     """The results of the demo, and the centers of the new devices."""
@@ -102,7 +104,9 @@ def _refused(reasons: Mapping[str, int]) -> str:
 def _unanswered(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Tasks of the last round without an answer, as of devices that drop out or are too slow for the deadline."""
     answered = result.get("answered")
-    return [] if answered in (None, 1) else [("answered in the last round", f"{share(answered)} of the tasks")]
+    if answered in (None, 1):
+        return []
+    return [("answered in the last round", f"{share(min(answered, NOT_ALL))} of the tasks")]
 
 
 def _without_center(result: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -146,7 +146,7 @@ def tracing_context() -> Iterator[None]:
         stack.enter_context(patch.object(torch.distributions.Distribution, "_validate_args", False))  # noqa: FBT003 - its value
         stack.enter_context(without_autocast())
         stack.enter_context(replaced_here(fx.Graph, "python_code", _text_unless_failed))
-        stack.enter_context(DetachedData())
+        stack.enter_context(DetachedData(traced=True))
         stack.enter_context(ForwardOverrides())
         yield
 

@@ -31,6 +31,7 @@ from export.compiler.program_functions import (
     tensors_of,
 )
 from export.compiler.random_ops import COVERED_OPERATORS, TWICE
+from export.data_attribute import DataReplacedError
 from export.diagnostics import first_sentence, raise_for_machine
 from export.dispatch_mode import PlainDispatchMode
 from export.float64_mode import as_in
@@ -188,7 +189,9 @@ def refuse_untraceable(source: TraceSource, wrong: Exception) -> NoReturn:
         told = f"{operator} gives another number of values each time" if operator in SIZED_BY_VALUES else told
     if line and named and ALONE.fullmatch(told) and operator not in SIZED_BY_VALUES:
         told = f"{operator} depends on the values of a tensor"
-    if FAKE_CONSTANT in told:
+    if isinstance(wrong, DataReplacedError):
+        told, _, hint = told.partition(": ")
+    elif FAKE_CONSTANT in told:
         told, hint = "torch.export loses a tensor that forward makes, as `.data` does", CONSTRAINT_HINT
     if PACKS in seen:
         where, told, hint = f" in layer {next(iter(seen[PACKS]))}", "it packs sequences", PACKED

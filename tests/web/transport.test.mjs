@@ -52,8 +52,10 @@ test("a link that was lost without a word while the phone slept is given up soon
     let ended = 0;
     Object.assign(link, { connected: true, end: () => { ended += 1; } });
     link.emit("connect");
+    const before = link.listenerCount("close");
     transport.hurry();
     link.emit("packetreceive", { cmd: "pingresp" });
+    assert.deepEqual([link.listenerCount("close"), link.listenerCount("packetreceive")], [before, 0]); // a page is looked at often
     mock.timers.tick(10_000);
     assert.deepEqual([link.pings, ended], [1, 0]);
     transport.hurry();

@@ -82,8 +82,13 @@ export class Transport {
   }
 
   requireAnswer(client) {
+    const events = ["packetreceive", "close"];
     const silent = setTimeout(() => client.end(true), SILENT_MS);
-    for (const event of ["packetreceive", "close"]) client.once(event, () => clearTimeout(silent));
+    const heard = () => {
+      clearTimeout(silent);
+      for (const event of events) client.removeListener(event, heard);
+    };
+    for (const event of events) client.on(event, heard);
     client.sendPing();
   }
 

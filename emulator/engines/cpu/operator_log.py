@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from export.data_attribute import ASSIGN, REPLACED, DataReplacedError, same_memory
 from export.dispatch_mode import PlainDispatchMode
 from export.own_thread import own_random
 
@@ -35,7 +36,7 @@ def log_operators(function: Callable[..., Any], given: Sequence[Tensor]) -> fx.G
 
     `function` gets copies with the same strides, and returns tensors, None, or tuples of these. A node's meta "shape"
     is its tensor's. Tensors that the function has from elsewhere are constants. torch's random numbers go on as if it
-    had not run. Raises DependsOnValuesError, and what the function raises.
+    had not run. Raises DependsOnValuesError, DataReplacedError, and what the function raises.
     """
     log = _OperatorLog()
     with own_random():
@@ -111,6 +112,8 @@ class _NoReaders(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name in READERS:
             raise DependsOnValuesError(f"{name}() takes the values of a batch out of torch")
+        if func == ASSIGN and not same_memory(*args):
+            raise DataReplacedError(REPLACED)
         return func(*args, **(kwargs or {}))
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from emulator.engines.cpu.operator_log import DependsOnValuesError, log_operators
 from emulator.engines.cpu.recording import compile_graph, record_operators
+from export.data_attribute import DataReplacedError
 
 BATCH = torch.linspace(-1.0, 2.0, 12).reshape(3, 4)
 OTHER = torch.linspace(3.0, -2.0, 12).reshape(3, 4)
@@ -67,6 +68,23 @@ def test_a_record_computes_what_the_function_does_for_other_values_and_again(
 def test_a_function_that_looks_at_values_is_refused(function: Callable[[Tensor], Tensor]) -> None:
     with pytest.raises(DependsOnValuesError, match="values of a batch"):
         log_operators(function, [BATCH])
+
+
+def test_a_function_that_gives_a_tensor_other_memory_is_refused_and_one_that_writes_into_it_is_not() -> None:
+    def replaces(x: Tensor) -> Tensor:
+        x = x * 1
+        x.data = x.data * 2
+        return x
+
+    def writes(x: Tensor) -> Tensor:
+        x = x * 1
+        x.data *= 2
+        return x
+
+    with pytest.raises(DataReplacedError, match=r"another `\.data`"):
+        log_operators(replaces, [BATCH])
+    graph = log_operators(writes, [BATCH])
+    torch.testing.assert_close(compile_graph(graph)(OTHER), 2 * OTHER)
 
 
 def test_what_the_function_overwrites_and_draws_is_as_before() -> None:

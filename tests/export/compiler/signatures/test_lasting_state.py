@@ -312,6 +312,20 @@ def test_a_step_moves_a_buffer_that_forward_keeps_by_data() -> None:
     torch.testing.assert_close(moved["buffers/mean"], before + 10 * x.mean(0))
 
 
+class OutputReplaced(nn.Linear):
+    """Gives its own output another `.data`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = super().forward(x)
+        out.data = out.data * 2
+        return out
+
+
+def test_a_tensor_of_forward_that_gets_another_data_is_refused_with_what_to_write() -> None:
+    with pytest.raises(ProgramRefused, match=r"(?s)lasting_state\.py:\d+: a tensor gets another .* x\.data\.copy_"):
+        compile_program(OutputReplaced(4, 3), (4,), engines=("pt2",))
+
+
 class Merging(nn.Linear):
     """Adds an adapter to its weight in inference mode, as loralib's layers do."""
 
