@@ -291,7 +291,9 @@ class Averaging(nn.Module):
         Averaging(torch.zeros(4), saved=False),
         Averaging(nn.Parameter(torch.zeros(4), requires_grad=False)),
         Averaging(torch.zeros(4), assigns=lambda mean, new: setattr(mean, "data", new)),
-        Averaging(torch.zeros(4), assigns=lambda mean, new: mean.set_(new)),  # type: ignore[call-overload]  # torch takes it
+        Averaging(
+            torch.zeros(4), assigns=lambda mean, new: mean.set_(new.untyped_storage(), 0, new.shape, new.stride())
+        ),
         Averaging(torch.zeros(4), assigns=torch.utils.swap_tensors),
     ],
     ids=["whole numbers", "not saved", "frozen", "assigned", "set_", "swapped"],
