@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 from pathlib import Path
 from typing import IO
 
 from edge_client.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 
 def lock_folder(
@@ -14,17 +17,20 @@ def lock_folder(
 ) -> IO[str]:
     """Lock `folder`/lock until the file is closed; the kernel releases the lock when the process dies.
 
-    Makes the folder. Where it is locked already, by another `by`, it waits, or else raises ConfigError; OSError when it
-    cannot be written.
+    Makes the folder. Where it is locked already, by another `by`, it says so and waits, or else raises ConfigError;
+    OSError when it cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     file = (folder / "lock").open("w")
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except BlockingIOError as taken:
-        file.close()
-        raise ConfigError(f"{folder} is in use by another {by}", hint=hint) from taken
-    except OSError:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as taken:
+            if not wait:
+                raise ConfigError(f"{folder} is in use by another {by}", hint=hint) from taken
+            log.warning("%s is in use by another %s: waiting for its end", folder, by)
+            fcntl.flock(file, fcntl.LOCK_EX)
+    except (ConfigError, OSError):
         file.close()
         raise
     return file

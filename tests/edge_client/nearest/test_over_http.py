@@ -200,12 +200,12 @@ def test_a_signed_site_is_read_and_each_file_fetched_once(place: StaticSite) -> 
 
 
 def test_a_second_visit_with_one_state_folder_begins_when_the_first_is_over(
-    place: StaticSite, monkeypatch: pytest.MonkeyPatch
+    place: StaticSite, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The two wrote their files under one name beside the places, and ended with FileNotFoundError."""
     place.publish()
     local = DeviceData(train=Dataset(np.zeros((6, 3), np.float32), np.zeros(6, np.int64)))
-    begun, lock = threading.Event(), fcntl.flock
+    begun, lock = threading.Event(), fcntl.flock  # a second lock waits
     index = f"/index.json?device={place.config().device_id}"
     before = StaticSiteHandler.asked[index]
 
@@ -215,7 +215,8 @@ def test_a_second_visit_with_one_state_folder_begins_when_the_first_is_over(
         begun.set()
 
     def told_lock(file: int, how: int) -> None:
-        begun.set()
+        if not how & fcntl.LOCK_NB:
+            begun.set()
         lock(file, how)
 
     second = threading.Thread(target=visit)
@@ -224,6 +225,7 @@ def test_a_second_visit_with_one_state_folder_begins_when_the_first_is_over(
         second.start()
         begun.wait()
         assert StaticSiteHandler.asked[index] == before
+        assert "is in use by another nearest: waiting for its end" in caplog.text
     second.join()
     assert StaticSiteHandler.asked[index] == before + 1
 
