@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from coordinator.aggregation.packed_words import read_upload
 from coordinator.config_sections import RunConfig
 from coordinator.rounds.secure_sum import SumFailed
 from edge_client.errors import Malformed
@@ -27,7 +28,6 @@ from edge_client.protocol.secure.sum_messages import (
     RevealedShares,
     SumRoster,
     UnmaskRequest,
-    read_upload,
 )
 from tests.support.secure_cohort import FORM, READERS, SecureCohort, cids, vector_of
 from tests.support.virtual_federation import Federation

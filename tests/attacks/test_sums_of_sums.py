@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from coordinator.aggregation.packed_words import add_packed_into, read_upload
 from coordinator.aggregation.summed_centers import cluster_sums
 from coordinator.rounds.round import round_rng, run_round
 from coordinator.rounds.secure_recovery import Secrets
@@ -22,8 +23,8 @@ from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.errors import ConfigError
 from edge_client.protocol.secure import keys
 from edge_client.protocol.secure.device_sums import on_relay, on_vector
-from edge_client.protocol.secure.masks import add_masks_into, add_packed_into, pair_sign
-from edge_client.protocol.secure.sum_messages import RevealedShares, read_upload
+from edge_client.protocol.secure.masks import add_masks_into, pair_sign
+from edge_client.protocol.secure.sum_messages import RevealedShares
 from edge_client.protocol.summed_task import SCORE_LEVELS, SummedFit, SummedProbe, SumScale, Words
 from edge_client.protocol.task import Array, Reply, Task
 from edge_client.training import summed_work

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from coordinator.aggregation.packed_words import add_packed_into, read_upload
 from coordinator.rounds.secure_recovery import Secrets
 from coordinator.rounds.secure_sum import SecureSum, SumFailed, ask_shares, open_sum, recover, relay, unmask_into
 from edge_client.protocol.secure import device_sums
@@ -19,7 +20,7 @@ from edge_client.protocol.secure.device_sums import (
     on_unmask,
     on_vector,
 )
-from edge_client.protocol.secure.masks import Words, add_packed_into
+from edge_client.protocol.secure.masks import Words
 from edge_client.protocol.secure.sum_messages import (
     DealtShares,
     PrekeyBatch,
@@ -28,7 +29,6 @@ from edge_client.protocol.secure.sum_messages import (
     SumForm,
     SumRoster,
     UnmaskRequest,
-    read_upload,
 )
 
 Step = Callable[..., "DeviceSums | tuple[DeviceSums, bytes]"]

@@ -20,6 +20,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from coordinator.aggregation.packed_words import add_packed_into, check_packed, read_upload
 from coordinator.aggregation.possible_sums import why_impossible
 from coordinator.rounds.sealed_round import is_sealed
 from coordinator.rounds.secure_recovery import Secrets
@@ -40,7 +41,7 @@ from coordinator.storage.store import Store
 from coordinator.strategies.base import Exchange, PartOfCohort, Replies, SealedSums, Strategy, SumByCenter
 from edge_client.errors import ConfigError, Malformed
 from edge_client.protocol.secure.keys import PublicPrekey, check_public
-from edge_client.protocol.secure.masks import Words, add_packed_into, check_packed, packed_size
+from edge_client.protocol.secure.masks import Words, packed_size
 from edge_client.protocol.secure.parameters import LEAST_COHORT
 from edge_client.protocol.secure.sum_messages import (
     MAX_SUM_MESSAGE_BYTES,
@@ -48,7 +49,6 @@ from edge_client.protocol.secure.sum_messages import (
     PrekeyBatch,
     RevealedShares,
     SumForm,
-    read_upload,
 )
 from edge_client.protocol.sum_codec import KEPT, decode_told, words_of
 from edge_client.protocol.summed_task import SummedFit, SummedProbe

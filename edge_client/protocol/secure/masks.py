@@ -21,7 +21,7 @@ Words = NDArray[np.uint32]
 
 MIN_BITS, MAX_BITS = 16, 32
 BLOCK_WORDS = 1 << 16  # 256 KiB: it stays in a core's cache while it is encrypted and added
-_GROUP = 8  # words that fill b bytes exactly
+GROUP_WORDS = 8  # they fill b bytes exactly
 _ZEROS = bytes(4 * BLOCK_WORDS)
 
 
@@ -56,51 +56,17 @@ def packed_size(words: int, bits: int) -> int:
 def pack_words(words: Words, bits: int) -> bytes:
     """The lower `bits` bits of each word, one after the other, least significant bit first; spare bits are zero."""
     check_bits(bits)
-    groups = -(-len(words) // _GROUP)
-    padded = np.zeros((groups, _GROUP), np.uint32)
+    groups = -(-len(words) // GROUP_WORDS)
+    padded = np.zeros((groups, GROUP_WORDS), np.uint32)
     padded.reshape(-1)[: len(words)] = words
     padded &= np.uint32(2**bits - 1)
     packed = np.zeros((groups, bits), np.uint8)
-    for word in range(_GROUP):
+    for word in range(GROUP_WORDS):
         first, shift = divmod(word * bits, 8)
         value = padded[:, word].astype(np.uint64) << np.uint64(shift)
         for byte in range(-(-(shift + bits) // 8)):
             packed[:, first + byte] |= (value >> np.uint64(8 * byte)).astype(np.uint8)
     return packed.tobytes()[: packed_size(len(words), bits)]
-
-
-def add_packed_into(total: Words, data: bytes | memoryview, bits: int) -> None:
-    """Add packed words to `total` [d] in blocks. Raises Malformed for another length, or spare bits that are set."""
-    check_packed(data, len(total), bits)
-    for start in range(0, len(total), BLOCK_WORDS):
-        part = total[start : start + BLOCK_WORDS]
-        at = start * bits // 8  # BLOCK_WORDS is a multiple of 8, so a block begins at a byte
-        part += _unpacked(data[at : at + packed_size(len(part), bits)], len(part), bits)
-
-
-def check_packed(data: bytes | memoryview, words: int, bits: int) -> None:
-    """Raises Malformed for another length, or spare bits that are set."""
-    check_bits(bits)
-    size = packed_size(words, bits)
-    if len(data) != size:
-        raise Malformed("bad_field", f"{len(data)} bytes of packed words, expected {size}")
-    spare = 8 * size - words * bits
-    if spare and data[-1] >> (8 - spare):
-        raise Malformed("bad_field", "packed words with spare bits that are not zero")
-
-
-def _unpacked(data: bytes | memoryview, count: int, bits: int) -> Words:
-    groups = -(-count // _GROUP)
-    packed = np.zeros((groups, bits), np.uint8)
-    packed.reshape(-1)[: len(data)] = np.frombuffer(data, np.uint8)
-    words = np.empty((groups, _GROUP), np.uint32)
-    for word in range(_GROUP):
-        first, shift = divmod(word * bits, 8)
-        value = np.zeros(groups, np.uint64)
-        for byte in range(-(-(shift + bits) // 8)):
-            value |= packed[:, first + byte].astype(np.uint64) << np.uint64(8 * byte)
-        words[:, word] = (value >> np.uint64(shift)) & np.uint64(2**bits - 1)
-    return words.reshape(-1)[:count]
 
 
 def check_bits(bits: int) -> None:

@@ -25,7 +25,7 @@ from edge_client.protocol.secure.keys import (
     PublicPrekey,
     SumContext,
 )
-from edge_client.protocol.secure.masks import MAX_BITS, MIN_BITS, packed_size
+from edge_client.protocol.secure.masks import MAX_BITS, MIN_BITS
 from edge_client.protocol.secure.parameters import LEAST_COHORT, MAX_COHORT, MAX_NEIGHBOURS, SumParameters
 from edge_client.protocol.secure.shamir import SHARE_BYTES
 from edge_client.protocol.topics import check_cid, check_run, check_sha256
@@ -276,15 +276,3 @@ def _check_disjoint(one: Sequence[str], other: Sequence[str]) -> None:
 def write_upload(roster: str, words: int, bits: int, packed: bytes) -> bytes:
     """A masked vector as a blob: 40 bytes of header, then the packed words."""
     return UPLOAD_HEADER.pack(VERSION, bits, 0, words, bytes.fromhex(roster)) + packed
-
-
-def read_upload(data: bytes, *, roster: str, words: int, bits: int) -> memoryview:
-    """The packed words of an upload of this sum. Raises Malformed for another sum, form or length."""
-    if len(data) != UPLOAD_HEADER.size + packed_size(words, bits):
-        raise Malformed("bad_schema", f"upload of {len(data)} bytes for {words} words of {bits} bits")
-    version, *rest = UPLOAD_HEADER.unpack_from(data)
-    if version != VERSION:
-        raise Malformed("bad_version", f"upload of version {version}, this side reads {VERSION}")
-    if rest != [bits, 0, words, bytes.fromhex(roster)]:
-        raise Malformed("bad_schema", "the upload's header is not that of this sum")
-    return memoryview(data)[UPLOAD_HEADER.size :]

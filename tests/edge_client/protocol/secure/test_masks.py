@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coordinator.aggregation.packed_words import add_packed_into
 from edge_client.errors import Malformed
 from edge_client.protocol.secure import keys, masks
 from edge_client.protocol.secure.keys import SumContext
@@ -23,7 +24,7 @@ def test_words_are_packed_and_read_back(bits: int, values: list[int]) -> None:
     assert len(packed) == masks.packed_size(len(values), bits)
     assert int.from_bytes(packed, "little") == sum(value << (bits * i) for i, value in enumerate(low))
     total = np.zeros(len(values), np.uint32)
-    masks.add_packed_into(total, packed, bits)
+    add_packed_into(total, packed, bits)
     assert total.tolist() == low
 
 
@@ -40,7 +41,7 @@ def test_a_mask_is_one_stream_whatever_the_blocks() -> None:
 def test_packed_words_are_added_block_by_block_modulo_2_to_the_bits() -> None:
     words = np.random.default_rng(1).integers(0, 2**20, masks.BLOCK_WORDS + 3, np.uint32)
     total = np.full(len(words), 2**32 - 1, np.uint32)
-    masks.add_packed_into(total, masks.pack_words(words, 20), 20)
+    add_packed_into(total, masks.pack_words(words, 20), 20)
     assert np.array_equal(total, words - np.uint32(1))
 
 
@@ -50,7 +51,7 @@ def test_packed_words_are_added_block_by_block_modulo_2_to_the_bits() -> None:
 )
 def test_packed_words_of_another_form_are_refused(data: bytes, count: int, bits: int) -> None:
     with pytest.raises(Malformed, match="bad_field"):
-        masks.add_packed_into(np.zeros(count, np.uint32), data, bits)
+        add_packed_into(np.zeros(count, np.uint32), data, bits)
 
 
 @pytest.mark.parametrize("bits", [15, 33])
@@ -58,14 +59,14 @@ def test_words_of_fewer_than_16_or_more_than_32_bits_are_neither_packed_nor_read
     with pytest.raises(Malformed, match=f"words of {bits} bits: 16 to 32"):
         masks.pack_words(np.zeros(8, np.uint32), bits)
     with pytest.raises(Malformed, match=f"words of {bits} bits: 16 to 32"):
-        masks.add_packed_into(np.zeros(8, np.uint32), bytes(bits), bits)
+        add_packed_into(np.zeros(8, np.uint32), bytes(bits), bits)
 
 
 def test_words_are_read_back_whole_where_a_block_ends() -> None:
     for count in (1, 7, 8, masks.BLOCK_WORDS, masks.BLOCK_WORDS + 1):
         words = np.arange(count, dtype=np.uint32)
         total = np.zeros(count, np.uint32)
-        masks.add_packed_into(total, masks.pack_words(words, 17), 17)
+        add_packed_into(total, masks.pack_words(words, 17), 17)
         assert np.array_equal(total, words)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from coordinator.aggregation.packed_words import read_upload
 from edge_client.errors import Malformed
 from edge_client.protocol.messages import canonical_json, parse_json
 from edge_client.protocol.secure.keys import PublicPrekey
@@ -16,7 +17,6 @@ from edge_client.protocol.secure.sum_messages import (
     RevealedShares,
     SumRoster,
     UnmaskRequest,
-    read_upload,
     write_upload,
 )
 from tests.support.secure_cohort import SecureCohort
