@@ -88,9 +88,10 @@ def test_a_run_in_a_relative_folder_keeps_its_place_when_the_working_folder_chan
     monkeypatch.chdir(tmp_path)
     again = fc.load("runs/mine")
     monkeypatch.chdir("elsewhere")
-    x = fleet.cut(0).devices["device-00"].test.x
-    own = result.predict(x, device="device-00")
-    assert own.tolist() == again.predict(x, device="device-00").tolist()
+    test = fleet.cut(0).devices["device-00"].test
+    assert test is not None
+    own = result.predict(test.x, device="device-00")
+    assert own.tolist() == again.predict(test.x, device="device-00").tolist()
     assert again.split.devices["device-00"].train.x.shape == fleet.cut(0).devices["device-00"].train.x.shape
     assert list(Path().iterdir()) == []
     assert result.summary()["run"] == "runs/mine"
