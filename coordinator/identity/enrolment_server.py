@@ -130,7 +130,7 @@ class EnrolmentServer(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One request per connection."""
+    """One request per connection, as in HTTP/1.0."""
 
     server: EnrolmentServer
     server_version, sys_version = "fedcenters", ""
@@ -150,7 +150,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(data)))
-        self.send_header("Connection", "close")
         self.end_headers()
         self.wfile.write(data)
 

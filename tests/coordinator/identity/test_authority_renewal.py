@@ -16,6 +16,7 @@ from coordinator.identity.certificate_authority import AUTHORITY_DAYS, open_auth
 from coordinator.identity.enrolment_server import Registrar
 from coordinator.identity.provision_plan import ProvisionPlan
 from coordinator.identity.provisioning import Provisioner
+from coordinator.identity.revocation import create_list, renew_authority
 from edge_client.config import load_config
 from edge_client.doctor import CheckResult, run_checks
 from edge_client.transport.keys import open_private_key, signing_request
@@ -66,6 +67,13 @@ def test_an_authority_that_ends_is_renewed_by_what_the_check_says(tmp_path: Path
     copies = [*keys.glob("*/ca.crt"), *keys.glob("devices/*/ca.crt")]
     assert {path.parent.name for path in copies} == {"authority", "broker", "coordinator", "enrolment", "d1", "d2"}
     assert {path.read_bytes() for path in copies} == {files["ca"].read_bytes()}
+
+
+def test_a_renewed_authority_is_on_disk_before_it_is_copied(tmp_path: Path) -> None:
+    old = open_authority(tmp_path, "demo", now() - dt.timedelta(days=1))
+    create_list(old, now())
+    renewed = renew_authority(old, now())
+    assert open_authority(tmp_path, "demo", now()).certificate == renewed.certificate != old.certificate
 
 
 def test_a_token_is_redeemed_under_the_renewed_authority_also_by_a_server_that_began_before(tmp_path: Path) -> None:

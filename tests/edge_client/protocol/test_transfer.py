@@ -37,17 +37,18 @@ def test_the_window_grows_by_one_for_each_window_that_arrives_up_to_sixteen() ->
 
 def test_a_timeout_halves_the_window_and_the_next_one_waits_longer() -> None:
     pull = BlobPull(Bitmap(100))
-    waits = []
+    waits, windows = [], []
     now_s = 0.0
     while not pull.exhausted:
         asked(pull, now_s)
+        windows.append(pull.window)
         due_s = pull.next_due_s()
         if due_s is None:
             break
         waits.append(due_s - now_s)
         now_s = due_s
     assert waits == [8.0, 16.0, 32.0]
-    assert pull.window == 1
+    assert windows == [4, 2, 1, 1]
 
 
 def test_a_single_block_in_between_forgives_the_timeouts() -> None:

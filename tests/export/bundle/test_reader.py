@@ -18,7 +18,7 @@ from edge_client.protocol.nearest.center_tree import CenterTree
 from edge_client.protocol.signing import public_key
 from export.bundle.bundle_contents import BundleNames, BundleSource, LabelledSamples, NewcomerData, make_signer
 from export.bundle.commands import quantize_bundle, verify_bundle
-from export.bundle.reader import MANIFEST_FILE, check_replaceable, read_bundle
+from export.bundle.reader import MANIFEST_FILE, NAMES_SCHEMA, check_replaceable, read_bundle
 from export.bundle.verify_centers import largest_difference
 from export.bundle.writer import BundleOptions, write_bundle
 from export.command_line import difference_in_words
@@ -387,3 +387,10 @@ def test_a_foreseen_error_ends_with_its_code_and_no_traceback(
     assert said in told.err
     assert "Traceback" not in told.err
     assert not told.out
+
+
+def test_a_bundle_names_at_most_65536_classes() -> None:
+    names = {"classes": ["c"] * 65_536, "columns": [], "devices": {}}
+    assert NAMES_SCHEMA(names, "names") == names
+    with pytest.raises(Malformed):
+        NAMES_SCHEMA({**names, "classes": ["c"] * 65_537}, "names")

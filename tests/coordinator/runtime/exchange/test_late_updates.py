@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -243,6 +244,20 @@ def test_a_late_update_that_is_wrong_is_refused_with_its_reason_and_not_kept(tmp
     fed.finish()
     fed.world.end()
     assert shown(fed, 2) == []
+
+
+def test_a_late_update_may_be_as_large_as_one_in_time_and_no_larger(tmp_path: Path) -> None:
+    fed = federation(tmp_path)
+    spy = begun(fed)
+    task = spy.said("task", cid="d03")[0]
+    key = {name: task[name] for name in ("run", "round", "exchange")}
+    most = codecs.max_file_bytes(program(ballast=BALLAST).schema, task["reply"]["codec"])
+    right = manifest_of(late_answer(spy), "delta", block=BLOCK)
+    for size, kind in ((most + 1, "ack"), (most, "go")):
+        update = replace(right, size=size)
+        spy.say("d03", "rdy", **key, attempt=1, n=40, what="delta", update=update, seconds=1.0)
+        said(fed, spy, kind)
+    assert [ack["status"] for ack in spy.said("ack", cid="d03")] == ["late"]
 
 
 def test_methods_that_cannot_use_it_are_not_sent_it(tmp_path: Path) -> None:

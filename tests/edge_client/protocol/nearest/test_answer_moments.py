@@ -159,7 +159,7 @@ ZERO = [[0.0, 0.0], [0.0, 0.0]]
         (moments([2**31 - 1, 0], ZERO, ZERO), True),
         (moments([2**31, 0], ZERO, ZERO), False),
         (moments([1, 0], [[1e7, 0], [0, 0]], [[1e14, 0], [0, 0]]), True),
-        (moments([1, 0], [[-1.001e7, 0], [0, 0]], [[1e14, 0], [0, 0]]), False),
+        (moments([1, 0], [[-1e7 - 1, 0], [0, 0]], [[(1e7 + 1) ** 2, 0], [0, 0]]), False),
         (moments([2, 0], ZERO, [[2e14, 0], [0, 0]]), True),
         (moments([2, 0], ZERO, [[2.001e14, 0], [0, 0]]), False),
         (moments([1, 0], [[1, 0], [1, 0]], [[2, 0], [0, 1]]), False),  # scores of a class that was never named

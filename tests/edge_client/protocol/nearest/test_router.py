@@ -175,6 +175,12 @@ def test_what_is_no_tree_is_refused(edges: tuple[tuple[int, int], ...]) -> None:
         CenterTree(edges, 2)
 
 
+@pytest.mark.parametrize("branch", [[0], [0, -1, -1]])
+def test_a_branch_of_a_tree_has_a_start_and_an_end(branch: list[int]) -> None:
+    with pytest.raises(Malformed):
+        CenterTree.from_json([branch, [0, -2]], 2)
+
+
 @pytest.mark.parametrize("splits", [1024, 1025])
 def test_a_tree_has_at_most_1024_splits(splits: int) -> None:
     chain = [[k, k + 1] for k in range(splits - 1)] + [[splits - 1, ~0], [splits - 1, ~1]]
