@@ -96,10 +96,11 @@ def check_room(centers: int, classes: int) -> None:
 
 
 def _no_room(centers: int, classes: int) -> ConfigError:
-    fewer = f"use at most {MAX_LABEL_TOTALS // classes} centers, or " if classes <= MAX_LABEL_TOTALS else "use "
+    fit = MAX_LABEL_TOTALS // classes
+    fewer = f", those of {fit}: use fewer centers, or" if fit else ": use"
     return ConfigError(
         f"label-prior device sends a device {classes} label totals for each of {centers} centers",
-        hint=f"a message has at most {MAX_LABEL_TOTALS} of them: {fewer}label-prior = model",
+        hint=f"a message has at most {MAX_LABEL_TOTALS} of them{fewer} label-prior = model",
     )
 
 
