@@ -57,7 +57,7 @@ def test_a_table_runs_keeps_its_cells_and_says_what_is_missing(tmp_path: Path, m
     prepared = ExperimentArgs(name="digits-table", data=tmp_path, out=tmp_path / "out", write=tmp_path / "R.md")
     found = run_experiment(prepared, said.append)
     assert (found["finished"], found["of"]) == (1, 4)
-    assert list(found["reasons"]) == ["None (K=1), digits", "absent"]  # and the method after the broken one ran
+    assert list(found["reasons"]) == ["None (K=3), digits", "absent"]  # and the method after the broken one ran
     assert "3 of 4 cells were not run" in found["table"]
     assert found["table"] in (tmp_path / "R.md").read_text()
     (path,) = (tmp_path / "out" / "digits-table").glob("*.json")
