@@ -9,8 +9,6 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 READ, ASSIGN = Tensor.data.__get__, Tensor.data.__set__  # type: ignore[attr-defined]  # torch's descriptor
-
-
 REPLACED = "a tensor gets another `.data`, which no graph holds: write into it, as x.data.copy_(new), or make a new one"
 
 

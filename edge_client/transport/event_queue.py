@@ -1,4 +1,4 @@
-"""The events of a connection that wait for the thread that takes them: any number of small ones, bounded in bytes.
+"""The events of a connection that wait for the thread that takes them; the messages among them are bounded in bytes.
 
 A coordinator takes none while it computes centers, and one client can send faster than another reads. A message beyond
 the bound is dropped, as if the broker had lost it: both sides say again what has no answer (PROTOCOL.md, 1).
@@ -15,7 +15,7 @@ from edge_client.transport.base import Event, Message
 log = logging.getLogger(__name__)
 
 MAX_WAITING_BYTES = 256 << 20
-MESSAGE_BYTES = 1_024  # of an event, beside its payload
+MESSAGE_BYTES = 1_024  # that an event counts beside its payload, so that empty messages fill it, too
 
 
 class EventQueue:

@@ -1,4 +1,4 @@
-"""A lock on a folder that one process at a time may use: a device's state, the coordinator's store."""
+"""A lock on a folder that one process at a time may use: a device's state or cache, the coordinator's store."""
 
 from __future__ import annotations
 

@@ -120,11 +120,11 @@ def play(  # noqa: PLR0913 - the parts of a run
                 with suppress(StopIteration):
                     played.send(True)  # noqa: FBT003 - writes the checkpoint of the last round
                 if keep:
-                    busy(WRITING if is_named_fleet(args.data_set, args.partition) else TEACHING)
+                    busy(_writing(args))
                     result().write(folder)
                 raise
         if keep:
-            busy(WRITING if is_named_fleet(args.data_set, args.partition) else TEACHING)
+            busy(_writing(args))
             found.write(folder)
     return found
 
@@ -201,6 +201,11 @@ def _parts(opened: Callable[[], EmulatedDevices], marks: Marks) -> RunParts:
     """By what a folder that is there already is known to be of another run."""
     devices = opened()
     return run_parts(devices.local, devices.program.schema, marks)
+
+
+def _writing(args: SimulateArgs) -> str:
+    """What the last step of a run with a folder does: of a fleet that has a name no device teaches `nearest`."""
+    return WRITING if is_named_fleet(args.data_set, args.partition) else TEACHING
 
 
 def _tell_where_it_goes_on(checkpoints: Checkpoints, folder: Path, rounds: int, say: Say) -> None:

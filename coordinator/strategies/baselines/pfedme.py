@@ -35,11 +35,8 @@ class PFedMe(FedAvg):
     lam: float = setting(  # the paper's 15 is made for a learning rate of 0.005
         0.1, "weight of the pull of the personal model theta_i to w_i, the device's copy of the common one", low=1e-9
     )
-    eta: float = (
-        setting(  # w_i goes half of the way to theta_i; the paper goes 0.005 * 15 of it, 20 times: about as far
-            5.0, "step of w_i, the device's copy of the common model, in a local round", low=0.0
-        )
-    )
+    # w_i goes half of the way to theta_i; the paper goes 0.005 * 15 of it, 20 times: about as far
+    eta: float = setting(5.0, "step of w_i, the device's copy of the common model, in a local round", low=0.0)
     local_rounds: int = setting(2, "exchanges in a round", low=1)
     beta: float = setting(  # the paper's 2 is a step beyond the mean
         1.0, "share of the way to the mean that the common model goes", low=1e-9, high=1.0

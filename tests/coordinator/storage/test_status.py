@@ -54,7 +54,7 @@ def test_it_tells_how_far_a_training_is_while_it_is_being_written(tmp_path: Path
     assert read_status(fed.config.folder)["runs"][0]["accuracy"]["micro"] > 0.9
 
 
-def test_a_device_that_is_revoked_in_the_training_is_counted_no_longer_and_one_after_its_end_took_part(
+def test_a_device_that_is_revoked_in_the_training_is_counted_no_longer_and_took_part_once_it_is_over(
     tmp_path: Path,
 ) -> None:
     fed = Federation.of(tmp_path)
