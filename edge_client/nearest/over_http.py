@@ -37,7 +37,7 @@ from edge_client.protocol.program import FROZEN, MAX_PROGRAM_BYTES, Program
 from edge_client.protocol.task import Flat
 from edge_client.runtime.downloader import open_cache
 from edge_client.runtime.golden_results import require_golden
-from edge_client.runtime.state import lock_cache
+from edge_client.runtime.state import lock_cache, lock_state
 from edge_client.training.learner import EngineLearner
 from edge_client.transport import bounded_http
 from edge_client.transport.blobs import BlobFolder
@@ -252,7 +252,7 @@ def find_nearest(
     """One visit to a site; everything that `nearest` says of it."""
     if not keys.trusted and not keys.unsigned:
         raise UsageError("no key is trusted", hint="give --signing-key, the federation's signing.pub, or --unsigned")
-    with lock_cache(config.state):  # two that write one file at once lose it
+    with lock_cache(config.state), lock_state(config.state):  # two that write one file at once lose it
         return _visit(SiteClient(url, open_cache(config), device=config.device_id), keys, config, local, choice)
 
 

@@ -362,13 +362,12 @@ class DeviceState:
 def lock_state(folder: Path) -> IO[str]:
     """Keep the state folder for this process until the file is closed. Raises ConfigError."""
     with _refuse_unwritable():
-        return lock_folder(
-            folder, by="client of this device", hint="stop that one first: a broker keeps one connection per device"
-        )
+        hint = "stop that one first: a broker keeps one connection per device; or name another --state to visit a site"
+        return lock_folder(folder, by="client of this device", hint=hint)
 
 
 def lock_cache(folder: Path) -> IO[str]:
-    """Keep what the state folder has of sites for this process, after others that have it. Raises ConfigError."""
+    """Keep the state folder's cache for this visit of a site, after other visits. Raises ConfigError."""
     with _refuse_unwritable():
         return lock_folder(folder / "cache", by="nearest", wait=True)
 

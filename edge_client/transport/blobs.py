@@ -233,7 +233,8 @@ class BlobFolder:
         return self._path / PARTIAL / f"{manifest.sha256}.{manifest.block}"
 
     def _blobs(self) -> list[Path]:
-        return [file for file in self._path.iterdir() if len(file.name) == 64]  # noqa: PLR2004 - a sha256 in hex
+        sha256 = 64  # letters; longer is what a power cut left of a write
+        return [file for file in self._path.iterdir() if len(file.name) >= sha256]
 
     def _make_room(self, size: int, *, but: Path | None = None, on_disk: int = 0) -> None:
         if self._budget is None:

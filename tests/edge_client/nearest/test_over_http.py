@@ -28,7 +28,7 @@ from edge_client.nearest.over_mqtt import NearestOptions
 from edge_client.protocol import codecs, signing
 from edge_client.protocol.messages import canonical_json
 from edge_client.protocol.task import Fit
-from edge_client.runtime.state import lock_cache
+from edge_client.runtime.state import lock_cache, lock_state
 from edge_client.training.fit_probe import run_fit
 from edge_client.transport import bounded_http
 from edge_client.transport.blobs import BlobFolder
@@ -228,6 +228,14 @@ def test_a_second_visit_with_one_state_folder_begins_when_the_first_is_over(
         assert "is in use by another nearest: waiting for its end" in caplog.text
     second.join()
     assert StaticSiteHandler.asked[index] == before + 1
+
+
+def test_no_visit_shares_its_cache_with_a_client_that_runs(place: StaticSite) -> None:
+    """Each removed what the other had just fetched, and one of two that wrote center-0.onnx at once failed."""
+    local = DeviceData(train=Dataset(np.zeros((6, 3), np.float32), np.zeros(6, np.int64)))
+    with lock_state(place.state), pytest.raises(ConfigError, match="in use by another client") as told:
+        find_nearest(place.url, KEYS, place.config(), local, NearestOptions(file_format="onnx"))
+    assert told.value.hint.endswith("name another --state to visit a site")
 
 
 def test_a_signature_of_an_untrusted_key_is_refused(place: StaticSite) -> None:

@@ -331,6 +331,19 @@ def test_a_write_that_finds_no_room_names_its_file_and_leaves_the_old_one(tmp_pa
     assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [("f", b"old")]
 
 
+def test_what_a_power_cut_left_of_a_write_counts_and_makes_room(tmp_path: Path) -> None:
+    """It stayed for ever, beside a cache that believed itself small."""
+    folder = BlobFolder(tmp_path, 1_000, evict=True)
+    half = tmp_path / f"{'0' * 64}.tmp"
+    half.write_bytes(bytes(900))
+    whole = folder.put(b"x" * 90)
+    os.utime(half, (1, 1))
+    other = folder.put(b"y" * 90)
+    assert folder.has(whole)
+    assert folder.has(other)
+    assert not half.exists()
+
+
 def test_a_link_at_the_place_of_a_transfer_is_not_followed(tmp_path: Path) -> None:
     """A link in a folder of state must not let a transfer write into another file."""
     folder, precious = BlobFolder(tmp_path / "blobs"), tmp_path / "precious"
