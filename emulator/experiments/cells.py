@@ -21,6 +21,7 @@ from coordinator.models.members import summed_name
 from coordinator.strategies.base import Strategy
 from coordinator.strategies.registry import batch_size, make_method, method_settings, summed_members
 from edge_client.errors import ConfigError, FedcentersError, UsageError
+from edge_client.transport.blobs import write_atomically
 from emulator.config import made_with
 from emulator.data import registry
 from emulator.data.loaders.samples import DataSet
@@ -236,6 +237,4 @@ def _checkpoints(job: CellRun, place: CellStorage, strategy: Strategy) -> Checkp
 
 def _keep(path: Path, found: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_suffix(".part")
-    beside.write_text(json.dumps(found, sort_keys=True), encoding="utf-8")
-    beside.replace(path)  # a stopped run leaves no half file under the real name
+    write_atomically(path, json.dumps(found, sort_keys=True).encode())  # before the cell's checkpoint is removed

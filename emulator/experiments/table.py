@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from edge_client.errors import UsageError
+from edge_client.transport.blobs import write_atomically
 from emulator.experiments.measures import MEASURES, Measure
 from emulator.experiments.plan import ExperimentPlan, PaperFigure, TableCell
 
@@ -186,7 +187,7 @@ def replace_section(path: Path, name: str, section: str, *, lost: Lost | None = 
         text = before + block + rest.partition(end)[2]
     else:
         text = f"{text.rstrip()}\n\n## {name}\n\n{block}\n".lstrip()
-    path.write_text(text, encoding="utf-8")
+    write_atomically(path.resolve(), text.encode())  # the rest of the file is the user's
 
 
 def _of_metric(plan: ExperimentPlan, name: str) -> list[_Column]:

@@ -12,6 +12,7 @@ from typing import Any
 from coordinator.strategies.common.representation import annotate_representations
 from edge_client.errors import ConfigError, FedcentersError, UsageError
 from edge_client.toml_files import parse_toml
+from edge_client.transport.blobs import write_atomically
 from emulator.config import fingerprint, made_with
 from emulator.options import SimulateArgs
 from emulator.reports.repeat import repeat_in_python
@@ -74,7 +75,7 @@ def write_settings(folder: Path, table: Table) -> None:
 
     by = ", ".join(f"{name} {version}" for name, version in made_with().items())
     text = f"# Written by {by}.\n{annotate_representations(tomli_w.dumps(table))}"
-    (folder / FILE).write_text(text, encoding="utf-8")
+    write_atomically(folder / FILE, text.encode())
 
 
 def in_own_folder(args: SimulateArgs, config: Path) -> SimulateArgs:
