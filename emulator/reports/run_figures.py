@@ -261,11 +261,15 @@ def read_run_folder(run: Path) -> RunFolder:
 
 def _centers(run: Path, classifier: list[str]) -> Array:
     """[K, d]: the last layer of every center, which tells label skew best; all parameters where none is named."""
+    from safetensors import SafetensorError
     from safetensors.numpy import load
 
     rows = []
     for path in sorted(run.glob("centers/*/center-*.safetensors"), key=lambda p: int(p.stem.rpartition("-")[2])):
-        tensors = load(path.read_bytes())
+        try:
+            tensors = load(path.read_bytes())
+        except SafetensorError as wrong:
+            raise ValueError(f"{path.relative_to(run)} is damaged ({wrong})") from wrong
         rows.append(np.concatenate([np.ravel(tensors[name]) for name in classifier or sorted(tensors)]))
     if not rows:
         raise ValueError("no centers")

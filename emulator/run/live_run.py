@@ -81,8 +81,14 @@ class LiveRun:
         if before.network.get("profiles", self.profiles) != self.profiles:
             told = f"the checkpoint in {folder.parent} is of devices with other profiles"
             raise ConfigError(told, hint="give the run's own profiles, give it another name, or leave out --resume")
+        with checkpoint.reading_checkpoint(folder):
+            self._recall(folder, before, rounds)
+
+    def _recall(self, folder: Path, before: Checkpoint, rounds: int) -> None:
         for record in checkpoint.checkpoint_records(folder):
             self.records.append({**record, "of": rounds})
+        if len(self.records) != before.round:
+            raise ValueError(f"records.jsonl has {len(self.records)} rounds of {before.round}")
         self.network.recall(before.network, folder / "lost")
         if self.asynchronous:
             self.asynchronous.recall(before.network["asynchronous"], before.state, folder / "under-way")

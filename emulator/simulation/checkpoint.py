@@ -11,6 +11,7 @@ import json
 import shutil
 import zipfile
 from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -21,6 +22,7 @@ from coordinator.rounds.round_record import RoundRecord, upgraded_record
 from coordinator.storage import state_codec
 from coordinator.strategies.base import State
 from coordinator.strategies.registry import make_method, method_settings
+from edge_client.data.readers import reading_arrays
 from edge_client.durable_files import sync_files, sync_folder
 from edge_client.errors import ConfigError, Malformed, UsageError
 from edge_client.protocol.task import ClientId, Flat
@@ -141,14 +143,29 @@ def read_checkpoint(folder: Path) -> tuple[Path, Checkpoint] | None:
     place = next((p for p in (folder / CHECKPOINT_FOLDER, folder / f"{CHECKPOINT_FOLDER}.old") if p.is_dir()), None)
     if place is None:
         return None
-    try:
+    with reading_checkpoint(place):
         told = json.loads((place / "run.json").read_text(encoding="utf-8"))
         state = state_codec.decode_state((place / "state.safetensors").read_bytes())
         return place, Checkpoint(state=state, **told)
-    except (OSError, ValueError, TypeError, Malformed) as wrong:
-        raise ConfigError(
-            f"{place} cannot be read: {wrong}", hint="delete that folder, or leave out --resume"
-        ) from wrong
+
+
+@contextmanager
+def reading_checkpoint(place: Path) -> Iterator[None]:
+    """Raise ConfigError where a file of the checkpoint is damaged or missing."""
+    try:
+        yield
+    except (
+        OSError,
+        EOFError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        zipfile.BadZipFile,
+        Malformed,
+    ) as wrong:
+        told = f"{place} cannot be read: {wrong or type(wrong).__name__}"
+        raise ConfigError(told, hint="delete that folder, or leave out --resume") from wrong
 
 
 def save_models(folder: Path, name: str, models: Mapping[Slot, Flat]) -> None:
@@ -162,20 +179,22 @@ def save_models(folder: Path, name: str, models: Mapping[Slot, Flat]) -> None:
 
 def load_models(folder: Path, who: Collection[ClientId], into: MutableMapping[Slot, Flat]) -> None:
     """The vectors of these devices from every file of `folder`, one at a time."""
-    for path in sorted(folder.glob("*.npz")):
-        with np.load(path, allow_pickle=False) as arrays:
-            for device, slot, name in _names(arrays.files):
-                if device in who:
-                    into[device, slot] = arrays[name]
+    for arrays in _archives(folder):
+        for device, slot, name in _names(arrays.files):
+            if device in who:
+                into[device, slot] = arrays[name]
 
 
 def stored_slots(folder: Path) -> list[Slot]:
     """The device and the slot of each vector in `folder`."""
-    found: list[Slot] = []
+    return [(device, slot) for arrays in _archives(folder) for device, slot, _ in _names(arrays.files)]
+
+
+def _archives(folder: Path) -> Iterator[np.lib.npyio.NpzFile]:
     for path in sorted(folder.glob("*.npz")):
-        with np.load(path, allow_pickle=False) as arrays:
-            found += [(device, slot) for device, slot, _ in _names(arrays.files)]
-    return found
+        # opened here: numpy leaves a damaged one open
+        with reading_arrays(), path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            yield arrays
 
 
 def _names(files: Collection[str]) -> Iterator[tuple[ClientId, str, str]]:

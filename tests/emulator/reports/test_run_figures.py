@@ -141,10 +141,13 @@ def test_a_folder_that_lacks_a_file_is_no_simulated_run(tmp_path: Path, lost: st
         draw_run(run, tmp_path / "pictures")
 
 
-def test_a_damaged_file_of_pictures_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("damaged", [PICTURES_FILE, "centers/fesem/center-0.safetensors"])
+@pytest.mark.parametrize("data", [b"junk", b"", bytes(1_000)])
+def test_a_damaged_file_is_named(tmp_path: Path, damaged: str, data: bytes) -> None:
+    """A damaged center was told as a bug."""
     run = simulated(tmp_path / "run", centers=1)
-    (run / PICTURES_FILE).write_bytes(b"junk")
-    with pytest.raises(ConfigError, match=PICTURES_FILE):
+    (run / damaged).write_bytes(data)
+    with pytest.raises(ConfigError, match=damaged):
         draw_run(run, tmp_path / "pictures")
 
 

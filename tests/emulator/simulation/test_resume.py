@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -225,6 +226,23 @@ def test_a_broken_checkpoint_says_so(bench: Bench, tmp_path: Path) -> None:
     (tmp_path / "checkpoint" / "run.json").write_text("{")
     with pytest.raises(ConfigError, match="cannot be read"):
         bench.run("fedavg", tmp_path, rounds=2, resume=True)
+
+
+@pytest.mark.parametrize("kind", ["empty", "cut", "zeros"])
+def test_a_damaged_file_of_a_checkpoint_is_told_and_never_resumed_from(bench: Bench, tmp_path: Path, kind: str) -> None:
+    """An empty file of records lost the earlier rounds without a word; other files ended in what is told as a bug."""
+    whole = tmp_path / "whole"
+    bench.run("ditto", whole, rounds=2)
+    files = [path.relative_to(whole) for path in sorted((whole / "checkpoint").rglob("*")) if path.is_file()]
+    assert {"records.jsonl", "run.json", "state.safetensors", "own.npz"} <= {path.name for path in files}
+    for file in files:
+        shutil.copytree(whole, tmp_path / "cut", dirs_exist_ok=True)
+        data = (whole / file).read_bytes()
+        (tmp_path / "cut" / file).write_bytes(
+            {"empty": b"", "cut": data[: len(data) // 2], "zeros": bytes(len(data))}[kind]
+        )
+        with pytest.raises(ConfigError, match=r"checkpoint cannot be read: .+[\s\S]*hint: delete that folder"):
+            bench.run("ditto", tmp_path / "cut", rounds=3, resume=True)
 
 
 def test_models_that_lived_with_workers_come_back_wherever_their_devices_live_now(tmp_path: Path) -> None:
