@@ -11,7 +11,6 @@ from coordinator import config as coordinator_config
 from coordinator.models.registry import build_model
 from coordinator.strategies.registry import make_method
 from edge_client.data.dataset import describe_misfit, load_folder
-from export.compiler.decompositions.supported_ops import SUPPORTED
 from tests.support import softmax_program
 from tests.support.doc_pages import DOCS, PageReader, blocks
 
@@ -75,15 +74,3 @@ def test_the_coordinators_configuration_and_factory_are_accepted(
     program = json.loads((reader.folder / "program" / "program.json").read_text())
     assert (list(built.input), [built.classes]) == (program["input"], program["target"])
     assert {n for n, *_ in program["schema"]} <= set(built.module.state_dict())
-
-
-def test_the_decomposition_of_the_page_is_torchs_own(reader: PageReader) -> None:
-    assert float(printed(reader, "hardshrink.py").split()[1]) == 0.0
-
-
-def test_each_operator_that_the_page_lists_is_supported() -> None:
-    section = (DOCS / PAGE).read_text(encoding="utf-8").split("may hold these operators")[1].split("\n## ")[0]
-    rows = [line.split("|")[2] for line in section.splitlines() if line.startswith("| ") and "`" in line]
-    listed = {f"aten.{name}" for row in rows for name in re.findall(r"`(\w+)`", row)}
-    assert len(listed) > 50
-    assert listed <= SUPPORTED

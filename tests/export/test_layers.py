@@ -1,4 +1,4 @@
-"""The layers that docs/train-your-own-model.md lists: each one there is compiled here or refused here, and no other.
+"""The layers that docs/what-compiles.md lists: each one there is compiled here or refused here, and no other.
 
 Layers of one kind stand side by side in one network, so that each sees the same values.
 """
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from edge_client.errors import ProgramRefused
 from export.compiler.program import compile_program
 
-PAGE = (Path(__file__).parents[2] / "docs" / "train-your-own-model.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "what-compiles.md").read_text(encoding="utf-8")
 INPUTS = {
     "vector": (6,),
     "series": (4, 8),
