@@ -39,7 +39,6 @@ from edge_client.protocol.task import (
     probe_contradiction,
 )
 from edge_client.protocol.validators import (
-    MAX_SAFE_INTEGER,
     FieldTable,
     boolean,
     checked,
@@ -105,7 +104,7 @@ def _block_runs(value: Any, name: str) -> list[list[int]]:  # noqa: ANN401
 _run, _sha256 = checked(topics.check_run), checked(topics.check_sha256)
 _IDENT = matching(r"[A-Za-z0-9-]{1,36}")
 _U32 = integer(0, 2**32 - 1)
-_COUNT = integer(0, MAX_SAFE_INTEGER)
+_COUNT = integer(0)
 _WINDOW = integer(1, 16)
 _CENTER = integer(0, MAX_CENTERS - 1)
 _SAMPLES = integer(1, 2**31)

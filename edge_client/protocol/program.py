@@ -30,8 +30,8 @@ BatchSize = int | Literal["any"]
 Dimension = int | Literal["batch"]
 
 _TEXT = validators.text(MAX_TEXT_CHARS, low=1)
-_COUNT = validators.integer(1, validators.MAX_SAFE_INTEGER)
-_SEED = validators.integer(0, validators.MAX_SAFE_INTEGER)
+_COUNT = validators.integer(1)
+_SEED = validators.integer(0)
 _SHA256 = validators.matching("[0-9a-f]{64}")
 _SHAPE = validators.list_of(_COUNT, 0, MAX_DIMS)
 _BATCH = validators.word_or("any", _COUNT)
