@@ -31,6 +31,7 @@ from edge_client.protocol.secure.device_state import MAX_STATE_BYTES as MAX_SUMS
 from edge_client.protocol.secure.device_state import read_state, write_state
 from edge_client.protocol.secure.device_sums import DeviceSums
 from edge_client.protocol.task import F64, MAX_SLOTS, TOO_MANY_SLOTS, Array, Flat, Schema
+from edge_client.runtime.progress import TAKEN
 from edge_client.training.summed import TrainedChoice
 from edge_client.transport.blobs import BlobFolder, write_atomically
 from edge_client.transport.folder_lock import lock_folder
@@ -40,7 +41,6 @@ log = logging.getLogger(__name__)
 VERSION = 1
 MAX_STATE_BYTES = (1 << 20) + 2 * MAX_SUMS_BYTES  # of state.json; sums are a text in it, with its quotes escaped
 U32_RANGE = 2**32
-TAKEN = ("ok", "dup")  # answers that say that the coordinator has stored an update
 
 
 @dataclass(frozen=True, kw_only=True, order=True)

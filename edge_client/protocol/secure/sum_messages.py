@@ -25,9 +25,9 @@ from edge_client.protocol.secure.keys import (
     PublicPrekey,
     SumContext,
 )
-from edge_client.protocol.secure.masks import MAX_BITS, MIN_BITS
 from edge_client.protocol.secure.parameters import LEAST_COHORT, MAX_COHORT, MAX_NEIGHBOURS, SumParameters
 from edge_client.protocol.secure.shamir import SHARE_BYTES
+from edge_client.protocol.summed_task import MAX_BITS, MIN_BITS
 from edge_client.protocol.topics import check_cid, check_run, check_sha256
 from edge_client.protocol.validators import Check, FieldTable, checked, field_error, integer, list_of, record, required
 
