@@ -44,6 +44,7 @@ _FUNCTION = validators.one_of(*FUNCTIONS)
 _FILE = validators.one_of(*FUNCTIONS, FROZEN)
 Loss = Literal["cross-entropy", "token-cross-entropy", "pixel-cross-entropy", "squared-error"]
 LOSSES = get_args(Loss)
+ENGINES = ("onnx", "litert", "pt2")  # the runtimes that train
 OWN = "own"  # the loss in program.json of a program with a loss of its user's; `targets` then says what y is
 IGNORED = -100  # the label of a position that no loss and no count takes in; torch's ignore_index
 _LOSS = validators.one_of(*LOSSES)
