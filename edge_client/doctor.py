@@ -52,7 +52,6 @@ from edge_client.transport.folder_lock import lock_folder
 EXIT_CHECK_FAILED = 1
 PROBE_FOLDER = Path(__file__).parent / "probe"
 STEP_FILES = {"onnx": "step.onnx", "litert": "step.tflite"}
-MIN_PYTHON = (3, 10)
 MIN_GLIBC = (2, 27)  # what the wheels of the runtimes ask for
 CHECK_TIMEOUT_S = 15.0
 MIN_DISK_MIB = 256
@@ -139,8 +138,6 @@ def _checked(name: str, look: Callable[[ClientConfig], str], config: ClientConfi
 
 
 def _python(_config: ClientConfig) -> str:
-    if sys.version_info[:2] < MIN_PYTHON:
-        raise CheckFailed(f"Python {platform.python_version()}", "install Python 3.10 or newer")
     if sys.maxsize < 2**32:
         raise CheckFailed(f"Python {platform.python_version()} is 32-bit", "install a 64-bit system: runtimes need one")
     return f"{platform.python_version()}, {platform.machine()}"
