@@ -27,8 +27,8 @@ from edge_client.printable import printable, write_line
 from edge_client.protocol.program import ENGINES
 from edge_client.runtime import enrolment
 from edge_client.runtime.factory import make_dialer
-from edge_client.runtime.state import lock_state
 from edge_client.transport.clock import SystemClock
+from edge_client.transport.folder_lock import lock_state
 
 EXAMPLE = (
     "example: fedcenters-edge nearest --federation https://centers.example --signing-key signing.pub --data samples\n"
