@@ -47,12 +47,12 @@ from edge_client.runtime import train_conditions
 from edge_client.runtime.enrolment import has_token
 from edge_client.transport import tls
 from edge_client.transport.blobs import write_atomically
+from edge_client.transport.broker_greeting import greet, is_broker, why_refused
 from edge_client.transport.folder_lock import lock_folder
 
 EXIT_CHECK_FAILED = 1
 PROBE_FOLDER = Path(__file__).parent / "probe"
 STEP_FILES = {"onnx": "step.onnx", "litert": "step.tflite"}
-MIN_PYTHON = (3, 10)
 MIN_GLIBC = (2, 27)  # what the wheels of the runtimes ask for
 CHECK_TIMEOUT_S = 15.0
 MIN_DISK_MIB = 256
@@ -60,12 +60,6 @@ SEAL_KEY = "c09d22ec0da1f412fa12231f706267e81f8afb2d616b5f45d12dfcd2b54fe87f"  #
 MASK_START = "c6a13b37878f5b826f4f8162a1c8d879"  # of the stream of the key 0 ... 15
 MASK_MIB = 4  # a million parameters in words of 32 bits
 EARLIEST_CLOCK = dt.datetime(2026, 1, 1, tzinfo=dt.timezone.utc)  # a clock before this software is wrong
-# MQTT 3.1.1 CONNECT: a clean session under an empty client id, keepalive 60 s; and the first byte of its answer.
-CONNECT_PACKET = b"\x10\x0c\x00\x04MQTT\x04\x02\x00\x3c\x00\x00"
-DISCONNECT_PACKET = b"\xe0\x00"
-CONNACK_TYPE = 0x20
-IDENTIFIER_REJECTED = 2  # the broker answers, and wants a name: it can be reached
-CONNECT_REFUSALS = {4: "the broker refuses our name or password", 5: "the broker does not let this device in"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,8 +133,6 @@ def _checked(name: str, look: Callable[[ClientConfig], str], config: ClientConfi
 
 
 def _python(_config: ClientConfig) -> str:
-    if sys.version_info[:2] < MIN_PYTHON:
-        raise CheckFailed(f"Python {platform.python_version()}", "install Python 3.10 or newer")
     if sys.maxsize < 2**32:
         raise CheckFailed(f"Python {platform.python_version()} is 32-bit", "install a 64-bit system: runtimes need one")
     return f"{platform.python_version()}, {platform.machine()}"
@@ -251,15 +243,14 @@ def _broker(config: ClientConfig) -> str:
         context = tls.client_context(tls.Credentials(ca=config.ca, **own), now) if encrypted else None
         if context is not None:
             line = stack.enter_context(context.wrap_socket(line, server_hostname=host))
-        answer = _greet(line, login=not left_out) if enrolled else b""
+        answer = greet(line, login=not left_out) if enrolled else b""
     took = f"in {time.perf_counter() - began_s:.2f} s"
     if left_out:
         return f"{config.broker} takes connections{' over TLS' if encrypted else ''}, {took}; not logged in: {left_out}"
-    if len(answer) < 4 or answer[0] != CONNACK_TYPE:  # noqa: PLR2004 - the length of a CONNACK
+    if not is_broker(answer):
         raise CheckFailed(f"{config.broker} does not answer as a broker", "check the port")
-    if answer[3] not in (0, IDENTIFIER_REJECTED):
-        said = CONNECT_REFUSALS.get(answer[3], f"the broker answers {answer[3]}")
-        raise CheckFailed(said, "use the certificate made for this device of this federation")
+    if refusal := why_refused(answer):
+        raise CheckFailed(refusal, "use the certificate made for this device of this federation")
     if config.certificate is not None:  # with another device's the list would be blamed
         tls.check_subject(config.certificate, name=config.device_id, federation=config.federation)
     with failures_told():
@@ -269,26 +260,6 @@ def _broker(config: ClientConfig) -> str:
         hint = "write it again with `provision`, and let the broker read it; is it the broker of this federation?"
         raise CheckFailed(said, hint)
     return f"{config.broker} answers {took}; {said}"
-
-
-def _greet(line: socket.socket, *, login: bool) -> bytes:
-    """Send CONNECT, for a `login`, and DISCONNECT; -> the first bytes of the broker's answer, where it gives one.
-
-    Raises OSError; without a login, where a broker hangs up, only for a certificate that it refuses.
-    """
-    try:
-        try:
-            line.sendall(CONNECT_PACKET if login else DISCONNECT_PACKET)
-        except OSError as wrong:
-            raise ConnectionError(tls.unread_alert(line.recv) or str(wrong)) from wrong
-        answer = line.recv(4)
-    except OSError as wrong:
-        if login or "alert" in str(wrong).lower():
-            raise
-        return b""
-    with contextlib.suppress(OSError):
-        line.sendall(DISCONNECT_PACKET)
-    return answer
 
 
 def _client_runs(config: ClientConfig) -> bool:

@@ -21,8 +21,8 @@ from edge_client.runtime import enrolment
 from edge_client.runtime.client import Client
 from edge_client.runtime.factory import make_client
 from edge_client.runtime.progress import Event, Tell, format_device_event
-from edge_client.runtime.state import lock_state
 from edge_client.transport.clock import Clock, SystemClock
+from edge_client.transport.folder_lock import lock_state
 from edge_client.update.self_update import TRIAL_PATIENCE_S, SelfUpdater
 
 log = logging.getLogger(__name__)

@@ -13,14 +13,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edge_client.protocol.sum_codec import Work
 from edge_client.protocol.summed_task import SCORE_LEVELS, SOFT, SummedFit, SummedProbe, SumScale, Words
-from edge_client.protocol.task import I64
+from edge_client.protocol.task import I64, Task
 
 NOISE_TAIL = 12  # deviations; a normal deviate is beyond them with a probability of 1e-31
 
 
-def why_impossible(tasks: Sequence[Work], words: Words) -> str | None:
+def why_impossible(tasks: Sequence[Task], words: Words) -> str | None:
     """Why no devices that keep to these tasks, one of each device in the sum, give it; None where they can."""
     work, devices = tasks[0], len(tasks)
     if not isinstance(work, SummedFit | SummedProbe):

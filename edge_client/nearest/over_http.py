@@ -37,10 +37,10 @@ from edge_client.protocol.program import FROZEN, MAX_PROGRAM_BYTES, Program
 from edge_client.protocol.task import Flat
 from edge_client.runtime.downloader import open_cache
 from edge_client.runtime.golden_results import require_golden
-from edge_client.runtime.state import lock_cache, lock_state
 from edge_client.training.learner import EngineLearner
 from edge_client.transport import bounded_http
 from edge_client.transport.blobs import BlobFolder
+from edge_client.transport.folder_lock import lock_cache, lock_state
 
 MAX_WAITS, MAX_WAIT_S = 60, 30  # for a server with too many requests of this address, as of a whole site
 MAX_INDEX_BYTES, MAX_FILE_BYTES = 1 << 16, 1 << 30

@@ -23,6 +23,7 @@ VERSION = 1
 HEADER = struct.Struct("<BBHIII")  # version, flags, mark, index, total, crc32 of the 12 bytes before it and the body
 _HEAD = struct.Struct("<BBHII")  # the same without the checksum
 
+MAX_INTEGER = 2**53 - 1  # a double holds each integer up to here, and no other integer reads as one of them
 BLOCK_BYTES_STEP = 4_096
 MAX_BLOCK_BYTES = 1 << 20
 DEFAULT_BLOCK_BYTES = 65_536
@@ -55,7 +56,7 @@ _KEY = re.compile(r"[0-9a-f]{16}")
 _SIG = re.compile(r"[0-9a-f]{128}")
 
 
-def is_count(value: object, low: int, high: int) -> bool:
+def is_count(value: object, low: int, high: int = MAX_INTEGER) -> bool:
     """True for an int (not a bool) from `low` to `high`."""
     return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
 
@@ -81,7 +82,7 @@ class Manifest:
             raise Malformed(
                 "bad_field", f"block {self.block!r:.80}: a multiple of {BLOCK_BYTES_STEP} up to {MAX_BLOCK_BYTES}"
             )
-        if not is_count(self.size, 1, 2**53 - 1):
+        if not is_count(self.size, 1):
             raise Malformed("bad_field", f"size {self.size!r:.80} is not a positive integer")
         if self.size > KIND_LIMITS[self.kind]:
             raise Malformed("too_big", f"{self.kind} of {self.size} bytes, at most {KIND_LIMITS[self.kind]}")

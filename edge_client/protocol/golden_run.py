@@ -22,7 +22,7 @@ TOLERANCE_MAX = 0.1  # a larger difference means another computation
 _NUMBER = validators.number(-math.inf)
 _FIELDS = validators.record(
     validators.required(
-        seed=validators.integer(0, validators.MAX_SAFE_INTEGER),
+        seed=validators.integer(0),
         batch=validators.integer(1, BATCH_MAX),
         lr=validators.positive(),
         pull=validators.positive(),

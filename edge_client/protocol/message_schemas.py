@@ -22,6 +22,7 @@ from edge_client.protocol.blocks import (
     decode_base64,
     is_count,
 )
+from edge_client.protocol.summed_task import CHOICES, MAX_BITS, MIN_BITS
 from edge_client.protocol.task import (
     ASKED_ALONE,
     DATA_SPLITS,
@@ -39,7 +40,6 @@ from edge_client.protocol.task import (
     probe_contradiction,
 )
 from edge_client.protocol.validators import (
-    MAX_SAFE_INTEGER,
     FieldTable,
     boolean,
     checked,
@@ -105,7 +105,7 @@ def _block_runs(value: Any, name: str) -> list[list[int]]:  # noqa: ANN401
 _run, _sha256 = checked(topics.check_run), checked(topics.check_sha256)
 _IDENT = matching(r"[A-Za-z0-9-]{1,36}")
 _U32 = integer(0, 2**32 - 1)
-_COUNT = integer(0, MAX_SAFE_INTEGER)
+_COUNT = integer(0)
 _WINDOW = integer(1, 16)
 _CENTER = integer(0, MAX_CENTERS - 1)
 _SAMPLES = integer(1, 2**31)
@@ -169,13 +169,13 @@ _PROBE: FieldTable = required(
     label_totals=list_of(or_null(list_of(number(), 1, MAX_LABEL_TOTALS)), 1, MAX_MODELS),
     step=manifest("container"),
 )
-SCALE_TABLE: FieldTable = required(bits=integer(16, 32), devices=integer(1, 100_000), clip=positive()) | optional(
-    noise=number(0.0, 1e6)
-)
+SCALE_TABLE: FieldTable = required(
+    bits=integer(MIN_BITS, MAX_BITS), devices=integer(1, 100_000), clip=positive()
+) | optional(noise=number(0.0, 1e6))
 SUM_TABLES: dict[str, FieldTable] = {  # `sum` of a sum's work, by the work's job
     "fit": required(
         part=one_of("choose", "add", "count", "points"),
-        choose=one_of("only", "given", "loss", "nearest", "shares", "posterior"),
+        choose=one_of(*CHOICES),
         centers=list_of(_MODEL, 1, MAX_MODELS),
         open=list_of(integer(0, MAX_MODELS - 1), 1, MAX_MODELS),
         share=number(0.0, 1.0),

@@ -12,15 +12,14 @@ import math
 from typing import Any
 
 from edge_client.errors import Malformed
-from edge_client.protocol.blocks import is_count
+from edge_client.protocol.blocks import MAX_INTEGER, is_count
 from edge_client.protocol.message_schemas import DOWNLINK_KINDS, MESSAGE_KINDS, NULLABLE, ROUTES, check_rules, table_of
 from edge_client.protocol.validators import record
 
 VERSION = 1
 MAX_MESSAGE_BYTES = 8_192
 MAX_DEPTH = 8
-MAX_INTEGER = 2**53 - 1  # a double holds each integer up to here, and no other integer reads as one of them
-_DIGITS_MAX = 17  # of INTEGER_MAX, with its sign
+_DIGITS_MAX = 17  # of MAX_INTEGER, with its sign
 
 
 def canonical_json(obj: object) -> bytes:

@@ -30,8 +30,8 @@ BatchSize = int | Literal["any"]
 Dimension = int | Literal["batch"]
 
 _TEXT = validators.text(MAX_TEXT_CHARS, low=1)
-_COUNT = validators.integer(1, validators.MAX_SAFE_INTEGER)
-_SEED = validators.integer(0, validators.MAX_SAFE_INTEGER)
+_COUNT = validators.integer(1)
+_SEED = validators.integer(0)
 _SHA256 = validators.matching("[0-9a-f]{64}")
 _SHAPE = validators.list_of(_COUNT, 0, MAX_DIMS)
 _BATCH = validators.word_or("any", _COUNT)
@@ -44,6 +44,7 @@ _FUNCTION = validators.one_of(*FUNCTIONS)
 _FILE = validators.one_of(*FUNCTIONS, FROZEN)
 Loss = Literal["cross-entropy", "token-cross-entropy", "pixel-cross-entropy", "squared-error"]
 LOSSES = get_args(Loss)
+ENGINES = ("onnx", "litert", "pt2")  # the runtimes that train
 OWN = "own"  # the loss in program.json of a program with a loss of its user's; `targets` then says what y is
 IGNORED = -100  # the label of a position that no loss and no count takes in; torch's ignore_index
 _LOSS = validators.one_of(*LOSSES)

@@ -24,9 +24,8 @@ from edge_client.errors import Malformed
 from edge_client.protocol import task_codec
 from edge_client.protocol.blocks import Manifest
 from edge_client.protocol.summed_task import EVALUATION_WORDS, SummedFit, SummedProbe, SumScale, Words
-from edge_client.protocol.task import F64, Array, Fit, Flat, Probe
+from edge_client.protocol.task import F64, Array, Flat, Probe, Task
 
-Work = Fit | Probe  # a SummedFit or SummedProbe, but for stage "keep"
 KEPT = b"\0"  # the answer to a fit of which nothing is told
 _PLAIN = ("choose", "share", "group", "dealt", "hysteresis", "sigma", "refresh", "repeats", "move")
 
@@ -38,7 +37,7 @@ class SumStage:
     stage: str
     message: bytes = b""
     after: int = -1  # prekeys have higher numbers
-    work: Work | None = None
+    work: Task | None = None  # a SummedFit or SummedProbe, but for stage "keep"
 
 
 def stage_fields(task: SumStage, put: task_codec.PutVector, put_message: Callable[[bytes], Manifest]) -> dict[str, Any]:
@@ -53,7 +52,7 @@ def stage_fields(task: SumStage, put: task_codec.PutVector, put_message: Callabl
     return found
 
 
-def _work_fields(work: Work, put: task_codec.PutVector) -> dict[str, Any]:
+def _work_fields(work: Task, put: task_codec.PutVector) -> dict[str, Any]:
     found = task_codec.task_fields(work, put)
     if isinstance(work, SummedFit):
         found["sum"] = _fit_fields(work, put)
@@ -86,7 +85,7 @@ def _scale_fields(scale: SumScale) -> dict[str, float]:
     return {name: value for name, value in vars(scale).items() if name != "noise" or value}
 
 
-def read_work(message: Mapping[str, Any], get: task_codec.GetVector) -> Work:
+def read_work(message: Mapping[str, Any], get: task_codec.GetVector) -> Task:
     """The work of a `task` message of job "sum" (read by messages.read). Raises Malformed."""
     work, vectors = message["work"], dict[str, Flat]()
 
@@ -158,7 +157,7 @@ def decode_told(data: bytes, centers: int) -> Words:
     return words
 
 
-def words_of(work: Work) -> int:
+def words_of(work: Task) -> int:
     """The number of words that a device adds for this work."""
     if isinstance(work, SummedProbe):
         return EVALUATION_WORDS

@@ -170,10 +170,10 @@ def _span(name: str, entry: object) -> tuple[int, int]:
     item = ITEM_BYTES.get(dtype) if isinstance(dtype, str) else None
     if item is None:
         raise Malformed("bad_schema", f"tensor {name!r:.80} has dtype {json.dumps(dtype):.40}")
-    if not isinstance(shape, list) or len(shape) > MAX_DIMS or not all(is_count(d, 1, 2**53) for d in shape):
+    if not isinstance(shape, list) or len(shape) > MAX_DIMS or not all(is_count(d, 1) for d in shape):
         raise Malformed("bad_schema", f"tensor {name!r:.80} has shape {shape!r:.80}")
     match offsets:
-        case [begin, end] if is_count(begin, 0, 2**53) and is_count(end, 0, 2**53):
+        case [begin, end] if is_count(begin, 0) and is_count(end, 0):
             pass
         case _:
             raise Malformed("bad_schema", f"tensor {name!r:.80} has offsets {offsets!r:.80}")

@@ -12,13 +12,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from edge_client.errors import Malformed
-from edge_client.protocol.blocks import Manifest, is_count
+from edge_client.protocol.blocks import MAX_INTEGER, Manifest, is_count
 
 Check = Callable[[Any, str], Any]
 FieldSpec = tuple[Check, bool]  # the checker, and whether the field is required
 FieldTable = dict[str, FieldSpec]
-
-MAX_SAFE_INTEGER = 2**53 - 1
 
 
 def field_error(name: str, value: object, wanted: str) -> Malformed:
@@ -31,8 +29,8 @@ def checked(check: Callable[[Any], str]) -> Check:
     return lambda value, _name: check(value)
 
 
-def integer(low: int, high: int) -> Check:
-    """An int, not a bool, from `low` to `high`."""
+def integer(low: int, high: int = MAX_INTEGER) -> Check:
+    """An int, not a bool, from `low` to `high`; by default to the largest that the protocol has."""
 
     def check(value: Any, name: str) -> int:  # noqa: ANN401
         if not is_count(value, low, high):

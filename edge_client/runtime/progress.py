@@ -21,7 +21,7 @@ from edge_client.printable import printable_line, size_in_words
 Event = Mapping[str, Any]
 Tell = Callable[[Event], None]
 
-ACCEPTED = ("ok", "dup")
+TAKEN = ("ok", "dup")  # answers that say that the coordinator has stored an update
 SENT = {"delta": "weight differences", "stats": "statistics"}
 REFUSAL_HINTS = {"bad_signature": "; if the federation changed its key, this device needs the new `signing-keys` line"}
 TAKES_PART = {
@@ -72,7 +72,7 @@ def _result(event: Event) -> str:
 
 def _answered(event: Event) -> str:
     which = _round(event)
-    if event["status"] in ACCEPTED:
+    if event["status"] in TAKEN:
         return f"{which}: accepted" if event["job"] == "fit" else ""
     if event["status"] == "retry":
         return f"{which}: the coordinator could not store it and asks again later"

@@ -12,18 +12,16 @@ owner reads kept/ and state.json, which has the keys of masked sums.
 
 from __future__ import annotations
 
-import errno
 import logging
 import threading
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
-from edge_client.errors import ConfigError, DiskFull, Malformed
+from edge_client.errors import ConfigError, Malformed
 from edge_client.protocol import codecs, tensors
 from edge_client.protocol.blocks import Manifest
 from edge_client.protocol.messages import canonical_json, parse_json
@@ -31,16 +29,16 @@ from edge_client.protocol.secure.device_state import MAX_STATE_BYTES as MAX_SUMS
 from edge_client.protocol.secure.device_state import read_state, write_state
 from edge_client.protocol.secure.device_sums import DeviceSums
 from edge_client.protocol.task import F64, MAX_SLOTS, TOO_MANY_SLOTS, Array, Flat, Schema
+from edge_client.runtime.progress import TAKEN
 from edge_client.training.summed import TrainedChoice
 from edge_client.transport.blobs import BlobFolder, write_atomically
-from edge_client.transport.folder_lock import lock_folder
+from edge_client.transport.folder_lock import refuse_unwritable
 
 log = logging.getLogger(__name__)
 
 VERSION = 1
 MAX_STATE_BYTES = (1 << 20) + 2 * MAX_SUMS_BYTES  # of state.json; sums are a text in it, with its quotes escaped
 U32_RANGE = 2**32
-TAKEN = ("ok", "dup")  # answers that say that the coordinator has stored an update
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -126,7 +124,7 @@ class DeviceState:
         """The number of the next connection (u32)."""
         with self._lock:
             self.birth = (self.birth + 1) % U32_RANGE
-            with _refuse_unwritable():
+            with refuse_unwritable():
                 write_atomically(self._births, str(self.birth).encode())
             return self.birth
 
@@ -359,39 +357,15 @@ class DeviceState:
             return 0
 
 
-def lock_state(folder: Path) -> IO[str]:
-    """Keep the state folder for this process until the file is closed. Raises ConfigError."""
-    with _refuse_unwritable():
-        hint = "stop that one first: a broker keeps one connection per device; or name another --state to visit a site"
-        return lock_folder(folder, by="client of this device", hint=hint)
-
-
-def lock_cache(folder: Path) -> IO[str]:
-    """Keep the state folder's cache for this visit of a site, after other visits. Raises ConfigError."""
-    with _refuse_unwritable():
-        return lock_folder(folder / "cache", by="nearest", wait=True)
-
-
 def _open_folder(path: Path) -> BlobFolder:
     """The folder of what this device trained, for its owner alone."""
-    with _refuse_unwritable():
+    with refuse_unwritable():
         folder = BlobFolder(path)
     try:
         path.chmod(0o700)
     except OSError as wrong:  # a card with a file system that knows no modes
         log.warning("other users of this machine may read %s: %s", path, wrong)
     return folder
-
-
-@contextmanager
-def _refuse_unwritable() -> Iterator[None]:
-    try:
-        yield
-    except OSError as wrong:
-        told = f"cannot write to the state folder: {wrong}"
-        if wrong.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise DiskFull(told, hint="free disk space") from wrong
-        raise ConfigError(told, hint="set `state` to a folder that this user may write to") from wrong
 
 
 def residual_name(run: str, center: int | None, schema: Schema) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from edge_client.errors import ConfigError
+from edge_client.errors import ConfigError, DiskFull
 
 log = logging.getLogger(__name__)
 
@@ -34,3 +37,28 @@ def lock_folder(
         file.close()
         raise
     return file
+
+
+def lock_state(folder: Path) -> IO[str]:
+    """Keep the state folder for this process until the file is closed. Raises ConfigError."""
+    with refuse_unwritable():
+        hint = "stop that one first: a broker keeps one connection per device; or name another --state to visit a site"
+        return lock_folder(folder, by="client of this device", hint=hint)
+
+
+def lock_cache(folder: Path) -> IO[str]:
+    """Keep the state folder's cache for this visit of a site, after other visits. Raises ConfigError."""
+    with refuse_unwritable():
+        return lock_folder(folder / "cache", by="nearest", wait=True)
+
+
+@contextmanager
+def refuse_unwritable() -> Iterator[None]:
+    """An OSError inside becomes DiskFull or ConfigError, of the state folder."""
+    try:
+        yield
+    except OSError as wrong:
+        told = f"cannot write to the state folder: {wrong}"
+        if wrong.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DiskFull(told, hint="free disk space") from wrong
+        raise ConfigError(told, hint="set `state` to a folder that this user may write to") from wrong

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 from edge_client.errors import ConfigError, Malformed, UsageError
 from edge_client.printable import counted
 from edge_client.protocol import codecs, signing, validators
+from edge_client.protocol.blocks import MAX_INTEGER
 from edge_client.protocol.messages import parse_json
 from edge_client.protocol.nearest import bundle_fields
 from edge_client.protocol.nearest.bundle_fields import MAX_CLASSES, MAX_MANIFEST_BYTES, NAME_FIELD
@@ -49,7 +50,7 @@ MANIFEST_FILE, SIGNATURE_FILE = "manifest.json", "manifest.sig"
 BundleManifest = dict[str, Any]
 FileEntry = Mapping[str, Any]  # {"path", "sha256", "size"}
 
-FILE_SCHEMA = bundle_fields.file_field(validators.MAX_SAFE_INTEGER)
+FILE_SCHEMA = bundle_fields.file_field(MAX_INTEGER)
 FILES_SCHEMA = bundle_fields.files_field(FILE_SCHEMA)
 CENTER_SCHEMA = validators.required(
     center=validators.integer(0, MAX_CENTERS - 1), card=validators.record({}), model=FILE_SCHEMA, files=FILES_SCHEMA
@@ -72,7 +73,7 @@ NAMES_SCHEMA = validators.record(
 )
 BUNDLE_SCHEMA = validators.record(
     validators.required(
-        v=validators.integer(0, validators.MAX_SAFE_INTEGER),
+        v=validators.integer(0),
         model=validators.text(512),
         schema=bundle_fields.HASH_FIELD,
         program=FILE_SCHEMA,

@@ -10,6 +10,7 @@ import numpy as np
 
 from edge_client.errors import Malformed
 from edge_client.protocol import validators
+from edge_client.protocol.blocks import MAX_INTEGER
 from edge_client.protocol.nearest import selection_rule
 from edge_client.protocol.nearest.catalog import MAX_CENTERS
 from edge_client.protocol.nearest.sketch import MAX_SKETCH_SIZE
@@ -18,7 +19,7 @@ from edge_client.protocol.topics import check_cid
 from export.bundle.reader import Bundle
 
 MAX_SKETCH = MAX_SKETCH_SIZE
-NUMBER_FIELD = validators.number(-validators.MAX_SAFE_INTEGER, validators.MAX_SAFE_INTEGER)
+NUMBER_FIELD = validators.number(-MAX_INTEGER, MAX_INTEGER)
 SKETCH_FIELD = validators.list_of(NUMBER_FIELD, 1, MAX_SKETCH)
 SAMPLES_FIELDS = validators.optional(n=validators.integer(1, 2**31))
 QUESTION_SCHEMAS = {
@@ -26,9 +27,7 @@ QUESTION_SCHEMAS = {
         validators.required(losses=validators.list_of(NUMBER_FIELD, 1, MAX_CENTERS)) | SAMPLES_FIELDS
     ),
     "votes": validators.record(
-        validators.required(
-            votes=validators.list_of(validators.integer(0, validators.MAX_SAFE_INTEGER // MAX_CENTERS), 1, MAX_CENTERS)
-        )
+        validators.required(votes=validators.list_of(validators.integer(0, MAX_INTEGER // MAX_CENTERS), 1, MAX_CENTERS))
     ),
     "sketch": validators.record(validators.required(sketch=SKETCH_FIELD) | SAMPLES_FIELDS),
     "round": validators.record(validators.required(sketch=SKETCH_FIELD) | SAMPLES_FIELDS),

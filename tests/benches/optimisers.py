@@ -17,6 +17,8 @@ from dataclasses import dataclass, replace
 from itertools import count, pairwise
 from pathlib import Path
 
+from edge_client.protocol.program import ENGINES
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
@@ -34,7 +36,6 @@ from export.compiler.program import CompilerOutput, compile_program
 from tests.benches.programs import LR, MOMENTUM, inputs, machine, race, say
 from tests.support.programs import model as model_named
 
-ENGINES = ("onnx", "litert", "pt2")
 WIDE = "mlp-1m"
 ADAM = Optimiser(name="adam")
 SAME = 2e-2  # of the moves of twenty steps in float32, where Adam makes whole steps of gradients that are rounding only

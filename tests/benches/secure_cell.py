@@ -38,11 +38,10 @@ from coordinator.strategies.common.server_options import ServerOptions
 from edge_client.protocol import codecs
 from edge_client.protocol.secure import device_state, device_sums
 from edge_client.protocol.secure.device_sums import DeviceSums
-from edge_client.protocol.secure.masks import Words, packed_size
+from edge_client.protocol.secure.masks import packed_size
 from edge_client.protocol.secure.sum_messages import write_upload
-from edge_client.protocol.sum_codec import Work
-from edge_client.protocol.summed_task import SummedFit
-from edge_client.protocol.task import F64, Array, Fit, Flat, Schema, TensorSpec
+from edge_client.protocol.summed_task import SummedFit, Words
+from edge_client.protocol.task import F64, Array, Fit, Flat, Schema, Task, TensorSpec
 from edge_client.training.skellam import secret_stream
 from edge_client.training.summed import TrainedChoice, contribution
 from tests.support.secure_cohort import cids
@@ -120,7 +119,7 @@ class DevicesSide:
             device_state.read_state(file.read_bytes()) if file.exists() else DeviceSums(federation=FEDERATION, cid=cid)
         )
 
-        def words_of(_: str, work: Work) -> Words:
+        def words_of(_: str, work: Task) -> Words:
             if not isinstance(work, SummedFit) or model is None:
                 raise TypeError("a fit is played")
             alone = TrainedChoice(models=model[None], weights=np.ones(1), order=np.zeros(1, np.int64))
@@ -137,7 +136,7 @@ class DevicesSide:
         file.write_bytes(device_state.write_state(sums))
         return data
 
-    def _trained(self, cid: str, work: Work) -> Flat:
+    def _trained(self, cid: str, work: Task) -> Flat:
         center = work.start if isinstance(work, Fit) else None
         if not isinstance(center, np.ndarray):
             raise TypeError("a model is sent")

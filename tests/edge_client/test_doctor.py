@@ -28,9 +28,9 @@ from edge_client.engines.golden_run import run_golden
 from edge_client.engines.runtime_versions import runtime_version
 from edge_client.protocol.secure import keys
 from edge_client.runtime import train_conditions as device_module
-from edge_client.runtime.state import lock_state
 from edge_client.runtime.train_conditions import DeviceStatus
 from edge_client.transport.broker_rights import NO_LIST
+from edge_client.transport.folder_lock import lock_state
 from tests.edge_client.engines.broken import break_engine
 from tests.support.guarded_broker import FEDERATION, guarded_broker, provision_federation, try_connect
 

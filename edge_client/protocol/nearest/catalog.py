@@ -23,13 +23,13 @@ FILES_SCHEMA = validators.map_of(ENGINE_OR_FORMAT_FIELD, validators.manifest("co
 CENTER_SCHEMA = validators.required(
     id=validators.integer(0, MAX_CENTERS - 1),
     model=validators.manifest("model"),
-    devices=validators.integer(0, validators.MAX_SAFE_INTEGER),
+    devices=validators.integer(0),
     files=FILES_SCHEMA,
 )
 CATALOG_SCHEMA = validators.record(
     validators.required(
-        v=validators.integer(0, validators.MAX_SAFE_INTEGER),
-        ver=validators.integer(0, validators.MAX_SAFE_INTEGER),
+        v=validators.integer(0),
+        ver=validators.integer(0),
         program=validators.manifest("program"),
         container=FILES_SCHEMA,
         centers=validators.list_of(validators.record(CENTER_SCHEMA), 0, MAX_CENTERS),

@@ -13,7 +13,7 @@ import numpy as np
 
 from edge_client.errors import Malformed
 from edge_client.protocol import validators
-from edge_client.protocol.blocks import KIND_LIMITS, decode_base64
+from edge_client.protocol.blocks import KIND_LIMITS, MAX_INTEGER, decode_base64
 from edge_client.protocol.message_schemas import MAX_CENTERS
 from edge_client.protocol.messages import canonical_json, parse_json
 from edge_client.protocol.nearest.answer_moments import MAX_CLASSES, AnswerProfile
@@ -37,8 +37,8 @@ LIMITS = ("middle", "spread", "well", "none")  # of a feature
 MAX_PROFILE_CHARS = 6 * MAX_FEATURES * (MAX_FEATURES + 2)  # base64 of float32
 MAX_ANSWER_CHARS = 6 * MAX_CENTERS * 2 * MAX_CLASSES**2
 
-_NUMBERS_FIELD = validators.list_of(validators.number(-validators.MAX_SAFE_INTEGER, validators.MAX_SAFE_INTEGER), 1, 16)
-_COUNTS_FIELD = validators.list_of(validators.integer(0, validators.MAX_SAFE_INTEGER), 1, 16)
+_NUMBERS_FIELD = validators.list_of(validators.number(-MAX_INTEGER, MAX_INTEGER), 1, 16)
+_COUNTS_FIELD = validators.list_of(validators.integer(0), 1, 16)
 _NAME_FIELD = validators.matching("[a-z-]{1,16}")
 _FEATURE_FIELD = validators.one_of(*FEATURES)
 _POINTS_SCHEMA = validators.record(
@@ -46,8 +46,8 @@ _POINTS_SCHEMA = validators.record(
         size=validators.integer(1, MAX_SKETCH_SIZE), centers=validators.text(MAX_CENTERS * MAX_SKETCH_SIZE * 6)
     )
     | validators.optional(
-        seed=validators.integer(0, validators.MAX_SAFE_INTEGER),
-        width=validators.number(1e-12, validators.MAX_SAFE_INTEGER),
+        seed=validators.integer(0),
+        width=validators.number(1e-12, MAX_INTEGER),
         representation=validators.matching("[a-z-]{1,32}"),
         lr=validators.number(),
         momentum=validators.number(0, 1),
@@ -55,7 +55,7 @@ _POINTS_SCHEMA = validators.record(
         steps=validators.integer(1, MAX_STEPS),
     )
 )
-_VERSION_SCHEMA = validators.record(validators.required(v=validators.integer(0, validators.MAX_SAFE_INTEGER)))
+_VERSION_SCHEMA = validators.record(validators.required(v=validators.integer(0)))
 ROUTER_SCHEMA = validators.record(
     validators.required(
         centers=validators.integer(1, MAX_CENTERS),

@@ -27,7 +27,7 @@ KINDS = {"f": "float", "i": "int", "u": "int", "b": "bool"}  # of numpy -> of a 
 
 _NAME = validators.matching("[A-Za-z_][A-Za-z0-9_]{0,63}")
 _KIND = validators.one_of("float", "int", "bool")
-_SHAPE = validators.list_of(validators.integer(1, validators.MAX_SAFE_INTEGER), 0, MAX_DIMS)
+_SHAPE = validators.list_of(validators.integer(1), 0, MAX_DIMS)
 _BELOW = validators.integer(0, WHOLE_MAX)
 
 

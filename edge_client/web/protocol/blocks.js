@@ -33,7 +33,7 @@ export const KIND_LIMITS = {
 const SIGNATURE = { key: /^[0-9a-f]{16}$/, sig: /^[0-9a-f]{128}$/ };
 
 /** True for an integer that was written as one, from `low` to `high`. */
-export function isCount(value, low, high) {
+export function isCount(value, low, high = Number.MAX_SAFE_INTEGER) {
   return typeof value === "number" && Number.isInteger(value) && low <= value && value <= high;
 }
 
@@ -55,7 +55,7 @@ export function readManifestForm(obj) {
   if (!isCount(block, BLOCK_BYTES_STEP, MAX_BLOCK_BYTES) || block % BLOCK_BYTES_STEP) {
     throw new Malformed("bad_field", `block ${shown(block)}: a multiple of ${BLOCK_BYTES_STEP} up to ${MAX_BLOCK_BYTES}`);
   }
-  if (!isCount(size, 1, Number.MAX_SAFE_INTEGER)) {
+  if (!isCount(size, 1)) {
     throw new Malformed("bad_field", `size ${shown(size)} is not a positive integer`);
   }
   if (size > KIND_LIMITS[kind]) throw new Malformed("too_big", `${kind} of ${size} bytes, at most ${KIND_LIMITS[kind]}`);

@@ -4,7 +4,7 @@ import { MAX_BITMAP_BYTES, MAX_BLOCK_BYTES, BLOCK_BYTES_STEP, isCount, KIND_LIMI
 import { fromBase64 } from "./bytes.js";
 import { Malformed, shown } from "./errors.js";
 import {
-  boolean, integer, listOf, manifest, mapOf, matching, named, number, oneOf, optional, orNull, record, required, MAX_SAFE_INTEGER, text,
+  boolean, integer, listOf, manifest, mapOf, matching, named, number, oneOf, optional, orNull, record, required, text,
   withField, wordOr,
 } from "./validators.js";
 import { checkName } from "./topics.js";
@@ -51,7 +51,7 @@ const blockRuns = (value, name) => {
 
 const IDENT = matching("[A-Za-z0-9-]{1,36}");
 const U32 = integer(0, 2 ** 32 - 1);
-const COUNT = integer(0, MAX_SAFE_INTEGER);
+const COUNT = integer(0);
 const WINDOW = integer(1, 16);
 const CENTER = integer(0, MAX_CENTERS - 1);
 const SAMPLES = integer(1, 2 ** 31);

@@ -7,7 +7,7 @@ import { parseJson, plain } from "./json.js";
 import { schemaOf } from "./schema.js";
 import { MAX_HEADER_BYTES } from "./tensors.js";
 import {
-  integer, listOf, mapOf, matching, MAX_SAFE_INTEGER, number, oneOf, optional, orNull, record, required, text, wordOr,
+  integer, listOf, mapOf, matching, number, oneOf, optional, orNull, record, required, text, wordOr,
 } from "./validators.js";
 
 export const MAX_PROGRAM_BYTES = 1 << 20;
@@ -20,8 +20,8 @@ const MAX_TOLERANCE = 0.1;
 const LEAST = Number.MIN_VALUE; // above zero
 
 const TEXT = (value, name) => text(512)(value || null, name); // not empty
-const COUNT = integer(1, MAX_SAFE_INTEGER);
-const SEED = integer(0, MAX_SAFE_INTEGER);
+const COUNT = integer(1);
+const SEED = integer(0);
 const DIMS = listOf(COUNT, 0, MAX_DIMS);
 const FUNCTION = oneOf("step", "evaluate", "infer");
 const FILE = oneOf("step", "evaluate", "infer", "frozen");

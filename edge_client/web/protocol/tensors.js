@@ -134,10 +134,10 @@ function checkEntry(name, entry) {
   if (keysOf(entry) !== "data_offsets,dtype,shape") refuse("needs dtype, shape and data_offsets, nothing else");
   const { dtype, shape, data_offsets: offsets } = entry;
   if (typeof dtype !== "string" || !Object.hasOwn(DTYPES, dtype)) refuse(`has dtype ${shown(dtype)}`);
-  if (!Array.isArray(shape) || shape.length > MAX_DIMS || !shape.every((d) => isCount(d, 1, Number.MAX_SAFE_INTEGER))) {
+  if (!Array.isArray(shape) || shape.length > MAX_DIMS || !shape.every((d) => isCount(d, 1))) {
     refuse(`has shape ${shown(shape)}`);
   }
-  if (!Array.isArray(offsets) || offsets.length !== 2 || !offsets.every((o) => isCount(o, 0, Number.MAX_SAFE_INTEGER))) {
+  if (!Array.isArray(offsets) || offsets.length !== 2 || !offsets.every((o) => isCount(o, 0))) {
     refuse(`has offsets ${shown(offsets)}`);
   }
   const item = DTYPES[dtype].BYTES_PER_ELEMENT;

@@ -5,8 +5,6 @@ import { isCount, readManifestForm } from "./blocks.js";
 import { Malformed, shown } from "./errors.js";
 import { MAX_INTEGER, Real } from "./json.js";
 
-export const MAX_SAFE_INTEGER = MAX_INTEGER;
-
 function bad(name, value, wanted) {
   return new Malformed("bad_field", `${name} is ${shown(value)}; expected ${wanted}`);
 }
@@ -14,7 +12,7 @@ function bad(name, value, wanted) {
 export const isObject = (value) => value !== null && typeof value === "object" && !Array.isArray(value) && !(value instanceof Real);
 
 /** An integer from `low` to `high`, written as one. */
-export const integer = (low, high) => (value, name) => {
+export const integer = (low, high = MAX_INTEGER) => (value, name) => {
   if (!isCount(value, low, high)) throw bad(name, value, `an integer from ${low} to ${high}`);
   return value;
 };

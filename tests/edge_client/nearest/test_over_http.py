@@ -28,10 +28,10 @@ from edge_client.nearest.over_mqtt import NearestOptions
 from edge_client.protocol import codecs, signing
 from edge_client.protocol.messages import canonical_json
 from edge_client.protocol.task import Fit
-from edge_client.runtime.state import lock_cache, lock_state
 from edge_client.training.fit_probe import run_fit
 from edge_client.transport import bounded_http
 from edge_client.transport.blobs import BlobFolder
+from edge_client.transport.folder_lock import lock_cache, lock_state
 from export.bundle.bundle_contents import BundleNames, BundleSource, make_signer
 from export.bundle.writer import BundleOptions, write_bundle
 from export.compiler.program import vector_of

@@ -2,7 +2,7 @@
 
 import { checkInline, KIND_LIMITS } from "../blocks.js";
 import { Malformed } from "../errors.js";
-import { integer, listOf, manifest, mapOf, matching, number, optional, orNull, record, required, text, MAX_SAFE_INTEGER } from "../validators.js";
+import { integer, listOf, manifest, mapOf, matching, number, optional, orNull, record, required, text } from "../validators.js";
 import { parseJson, plain } from "../json.js";
 import { MAX_CENTERS } from "../message_schemas.js";
 
@@ -10,10 +10,10 @@ import { MAX_CENTERS } from "../message_schemas.js";
 export const CLASS_NAMES = listOf(text(64), 0, 1024);
 
 const FILES = mapOf(matching("[a-z0-9]{1,16}"), manifest("container"), 16);
-const CENTER = record(required({ id: integer(0, MAX_CENTERS - 1), model: manifest("model"), devices: integer(0, MAX_SAFE_INTEGER), files: FILES }));
+const CENTER = record(required({ id: integer(0, MAX_CENTERS - 1), model: manifest("model"), devices: integer(0), files: FILES }));
 const CATALOG = record({
   ...required({
-    v: integer(0, MAX_SAFE_INTEGER), ver: integer(0, MAX_SAFE_INTEGER), program: manifest("program"), container: FILES,
+    v: integer(0), ver: integer(0), program: manifest("program"), container: FILES,
     centers: listOf(CENTER, 0, MAX_CENTERS), abstain: number(),
   }),
   ...optional({ classes: CLASS_NAMES, router: orNull(manifest("router")) }),

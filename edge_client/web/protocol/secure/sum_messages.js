@@ -3,7 +3,7 @@
 
 import { fromBase64, fromHex, toBase64 } from "../bytes.js";
 import { Malformed } from "../errors.js";
-import { canonicalJson, MAX_INTEGER, parseJson } from "../json.js";
+import { canonicalJson, parseJson } from "../json.js";
 import { checkName } from "../topics.js";
 import { integer, isObject, listOf, matching, record, required } from "../validators.js";
 import { COMMITMENT_BYTES, DIGEST_BYTES, joined, KEY_BYTES, SEALED_BYTES } from "./keys.js";
@@ -40,14 +40,14 @@ const byDevice = (size) => (value, name) => {
 
 function prekeys(value, name) {
   const rows = listOf(listOf(any, 2, 2), 0, MAX_PREKEYS)(value, name);
-  rising(rows.map(([number]) => integer(0, MAX_INTEGER)(number, name)), name);
+  rising(rows.map(([number]) => integer(0)(number, name)), name);
   return new Map(rows.map(([number, keys]) => [number, bytesOf(2 * KEY_BYTES)(keys, name)]));
 }
 
 const TABLES = {
   prekeys: required({ keys: prekeys }),
   roster: required({
-    run: matching("[a-z0-9]{1,16}"), round: u32, exchange: u32, roster, cid, number: integer(0, MAX_INTEGER), devices: integer(5, 100_000),
+    run: matching("[a-z0-9]{1,16}"), round: u32, exchange: u32, roster, cid, number: integer(0), devices: integer(5, 100_000),
     threshold: integer(2, MAX_NEIGHBOURS), words: integer(1, 2 ** 30), bits: integer(16, 32), neighbours: byDevice(2 * KEY_BYTES),
   }),
   shares: required({ roster, commitment: bytesOf(COMMITMENT_BYTES), envelopes: byDevice(ENVELOPE_BYTES) }),

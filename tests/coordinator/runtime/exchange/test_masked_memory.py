@@ -12,9 +12,8 @@ import pytest
 from coordinator.storage.exchange_store import ExchangeKey
 from coordinator.storage.store import Store
 from coordinator.strategies.base import SealedSums, SumByCenter
-from edge_client.protocol.secure.masks import Words
-from edge_client.protocol.sum_codec import Work
-from edge_client.protocol.summed_task import SummedFit, SumScale
+from edge_client.protocol.summed_task import SummedFit, SumScale, Words
+from edge_client.protocol.task import Task
 from tests.support.secure_cohort import cids
 from tests.support.stored_cohort import StoredCohort
 
@@ -31,7 +30,7 @@ def work(devices: int, center: int) -> SummedFit:
     )  # fmt: skip
 
 
-def words_of(cid: str, asked: Work) -> Words:
+def words_of(cid: str, asked: Task) -> Words:
     """Of a device that moved each parameter by nothing but rounding."""
     if not isinstance(asked, SummedFit):
         raise TypeError("a fit is played")

@@ -21,12 +21,11 @@ from coordinator.strategies.baselines.fedavg import FedAvg
 from coordinator.strategies.common.server_options import ServerOptions
 from edge_client.errors import ConfigError, Malformed
 from edge_client.protocol.secure.keys import public_prekey
-from edge_client.protocol.secure.masks import Words
 from edge_client.protocol.secure.parameters import LEAST_COHORT
 from edge_client.protocol.secure.sum_messages import MAX_SUM_MESSAGE_BYTES, UPLOAD_HEADER, PrekeyBatch
-from edge_client.protocol.sum_codec import KEPT, Work
-from edge_client.protocol.summed_task import SummedFit, SumScale
-from edge_client.protocol.task import ClientId, Fit, Probe
+from edge_client.protocol.sum_codec import KEPT
+from edge_client.protocol.summed_task import SummedFit, SumScale, Words
+from edge_client.protocol.task import ClientId, Fit, Probe, Task
 from tests.support.secure_cohort import cids
 from tests.support.stored_cohort import StoredCohort
 
@@ -42,7 +41,7 @@ def work(*centers: int) -> SummedFit:
     )  # fmt: skip
 
 
-def words_of(cid: str, _: Work) -> Words:
+def words_of(cid: str, _: Task) -> Words:
     """A device that moved one parameter by its number of steps, up and down."""
     return np.array([int(cid[-2:]), 2**24 - int(cid[-2:]), work().scale.levels, 1], np.uint32)
 
@@ -223,7 +222,7 @@ def test_of_two_groups_one_may_fail_and_its_reason_is_told_once(store: Store) ->
 
 
 def test_a_sum_that_shows_a_device_that_did_not_keep_to_its_task_is_left_out(store: Store) -> None:
-    def lying(cid: str, one: Work) -> Words:
+    def lying(cid: str, one: Task) -> Words:
         return words_of(cid, one) + np.uint32(cid == "dev-003") * np.array([0, 0, 0, 1], np.uint32)
 
     found, failures = summed(Cohort(store, lying), cids(6))
