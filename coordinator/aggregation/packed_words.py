@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from edge_client.errors import Malformed
-from edge_client.protocol.secure.masks import BLOCK_WORDS, GROUP_WORDS, Words, check_bits, packed_size
+from edge_client.protocol.secure.masks import BLOCK_WORDS, GROUP_WORDS, check_bits, packed_size
 from edge_client.protocol.secure.sum_messages import UPLOAD_HEADER, VERSION
+from edge_client.protocol.summed_task import Words
 
 
 def read_upload(data: bytes, *, roster: str, words: int, bits: int) -> memoryview:

@@ -21,8 +21,7 @@ from edge_client.protocol.blocks import Manifest
 from edge_client.protocol.program import Program
 from edge_client.protocol.secure import device_stages
 from edge_client.protocol.secure.device_sums import DeviceSums
-from edge_client.protocol.secure.masks import Words
-from edge_client.protocol.summed_task import SCORE_LEVELS, SOFT, SummedFit, SummedProbe
+from edge_client.protocol.summed_task import SCORE_LEVELS, SOFT, SummedFit, SummedProbe, Words
 from edge_client.protocol.task import Flat
 
 Change = Callable[[Words], Words]

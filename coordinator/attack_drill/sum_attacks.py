@@ -18,7 +18,6 @@ from coordinator.attack_drill.played_sums import AskedOnce
 from edge_client.errors import Malformed
 from edge_client.protocol.secure import device_stages
 from edge_client.protocol.secure.device_sums import DeviceSums
-from edge_client.protocol.secure.masks import Words
 from edge_client.protocol.secure.sum_messages import (
     UPLOAD_HEADER,
     DealtShares,
@@ -27,6 +26,7 @@ from edge_client.protocol.secure.sum_messages import (
     UnmaskRequest,
     write_upload,
 )
+from edge_client.protocol.summed_task import Words
 
 DEADLINE_S = 60.0
 TIMES = 1_000

@@ -19,7 +19,7 @@ from coordinator.rounds.secure_recovery import Secrets, checked_reveal, missing_
 from edge_client.errors import Malformed, ProtocolError
 from edge_client.printable import first_of
 from edge_client.protocol.secure import keys
-from edge_client.protocol.secure.masks import Words, add_masks_into, pair_sign
+from edge_client.protocol.secure.masks import add_masks_into, pair_sign
 from edge_client.protocol.secure.parameters import LEAST_COHORT, SumParameters
 from edge_client.protocol.secure.sum_messages import (
     DealtShares,
@@ -30,6 +30,7 @@ from edge_client.protocol.secure.sum_messages import (
     UnmaskRequest,
     roster_digest,
 )
+from edge_client.protocol.summed_task import Words
 
 MOST_NAMES = 5  # of devices, in a message
 

@@ -22,6 +22,7 @@ from edge_client.protocol.blocks import (
     decode_base64,
     is_count,
 )
+from edge_client.protocol.summed_task import MAX_BITS, MIN_BITS
 from edge_client.protocol.task import (
     ASKED_ALONE,
     DATA_SPLITS,
@@ -169,9 +170,9 @@ _PROBE: FieldTable = required(
     label_totals=list_of(or_null(list_of(number(), 1, MAX_LABEL_TOTALS)), 1, MAX_MODELS),
     step=manifest("container"),
 )
-SCALE_TABLE: FieldTable = required(bits=integer(16, 32), devices=integer(1, 100_000), clip=positive()) | optional(
-    noise=number(0.0, 1e6)
-)
+SCALE_TABLE: FieldTable = required(
+    bits=integer(MIN_BITS, MAX_BITS), devices=integer(1, 100_000), clip=positive()
+) | optional(noise=number(0.0, 1e6))
 SUM_TABLES: dict[str, FieldTable] = {  # `sum` of a sum's work, by the work's job
     "fit": required(
         part=one_of("choose", "add", "count", "points"),

@@ -14,13 +14,12 @@ from typing import Any
 from edge_client.errors import Malformed
 from edge_client.protocol.blocks import is_count
 from edge_client.protocol.message_schemas import DOWNLINK_KINDS, MESSAGE_KINDS, NULLABLE, ROUTES, check_rules, table_of
-from edge_client.protocol.validators import record
+from edge_client.protocol.validators import MAX_SAFE_INTEGER, record
 
 VERSION = 1
 MAX_MESSAGE_BYTES = 8_192
 MAX_DEPTH = 8
-MAX_INTEGER = 2**53 - 1  # a double holds each integer up to here, and no other integer reads as one of them
-_DIGITS_MAX = 17  # of INTEGER_MAX, with its sign
+_DIGITS_MAX = 17  # of MAX_SAFE_INTEGER, with its sign
 
 
 def canonical_json(obj: object) -> bytes:
@@ -127,7 +126,7 @@ def _float(text: str) -> float:
 
 
 def _int(text: str) -> int:
-    if len(text) > _DIGITS_MAX or abs(value := int(text)) > MAX_INTEGER:
+    if len(text) > _DIGITS_MAX or abs(value := int(text)) > MAX_SAFE_INTEGER:
         raise Malformed("bad_json", f"integer {text!s:.40} is beyond 2^53 - 1")
     return value
 

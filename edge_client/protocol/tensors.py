@@ -25,6 +25,7 @@ from edge_client.protocol.blocks import is_count
 from edge_client.protocol.message_schemas import CODECS
 from edge_client.protocol.messages import canonical_json, parse_json
 from edge_client.protocol.task import Array, Tensors
+from edge_client.protocol.validators import MAX_SAFE_INTEGER
 
 VERSION = 1
 MAX_HEADER_BYTES = 1 << 20
@@ -170,10 +171,10 @@ def _span(name: str, entry: object) -> tuple[int, int]:
     item = ITEM_BYTES.get(dtype) if isinstance(dtype, str) else None
     if item is None:
         raise Malformed("bad_schema", f"tensor {name!r:.80} has dtype {json.dumps(dtype):.40}")
-    if not isinstance(shape, list) or len(shape) > MAX_DIMS or not all(is_count(d, 1, 2**53) for d in shape):
+    if not isinstance(shape, list) or len(shape) > MAX_DIMS or not all(is_count(d, 1, MAX_SAFE_INTEGER) for d in shape):
         raise Malformed("bad_schema", f"tensor {name!r:.80} has shape {shape!r:.80}")
     match offsets:
-        case [begin, end] if is_count(begin, 0, 2**53) and is_count(end, 0, 2**53):
+        case [begin, end] if is_count(begin, 0, MAX_SAFE_INTEGER) and is_count(end, 0, MAX_SAFE_INTEGER):
             pass
         case _:
             raise Malformed("bad_schema", f"tensor {name!r:.80} has offsets {offsets!r:.80}")

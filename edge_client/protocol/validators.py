@@ -18,7 +18,7 @@ Check = Callable[[Any, str], Any]
 FieldSpec = tuple[Check, bool]  # the checker, and whether the field is required
 FieldTable = dict[str, FieldSpec]
 
-MAX_SAFE_INTEGER = 2**53 - 1
+MAX_SAFE_INTEGER = 2**53 - 1  # a double holds each integer up to here, and no other integer reads as one of them
 
 
 def field_error(name: str, value: object, wanted: str) -> Malformed:

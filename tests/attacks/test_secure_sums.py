@@ -20,7 +20,7 @@ from edge_client.protocol.secure.device_sums import (
     on_roster,
     on_unmask,
 )
-from edge_client.protocol.secure.masks import Words, add_masks_into
+from edge_client.protocol.secure.masks import add_masks_into
 from edge_client.protocol.secure.sum_messages import (
     DealtShares,
     PrekeyBatch,
@@ -29,6 +29,7 @@ from edge_client.protocol.secure.sum_messages import (
     SumRoster,
     UnmaskRequest,
 )
+from edge_client.protocol.summed_task import Words
 from tests.support.secure_cohort import FORM, READERS, SecureCohort, cids, vector_of
 from tests.support.virtual_federation import Federation
 

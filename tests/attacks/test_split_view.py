@@ -16,9 +16,10 @@ from coordinator.rounds.secure_recovery import combine_shares
 from edge_client.errors import Malformed
 from edge_client.protocol.secure import keys
 from edge_client.protocol.secure.device_sums import on_roster, on_unmask
-from edge_client.protocol.secure.masks import Words, add_masks_into, pair_sign
+from edge_client.protocol.secure.masks import add_masks_into, pair_sign
 from edge_client.protocol.secure.parameters import threshold_of
 from edge_client.protocol.secure.sum_messages import RevealedShares, SumRoster, UnmaskRequest
+from edge_client.protocol.summed_task import Words
 from tests.support.secure_cohort import FORM, SecureCohort, vector_of
 
 VICTIM = "dev-000"

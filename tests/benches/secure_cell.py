@@ -38,10 +38,10 @@ from coordinator.strategies.common.server_options import ServerOptions
 from edge_client.protocol import codecs
 from edge_client.protocol.secure import device_state, device_sums
 from edge_client.protocol.secure.device_sums import DeviceSums
-from edge_client.protocol.secure.masks import Words, packed_size
+from edge_client.protocol.secure.masks import packed_size
 from edge_client.protocol.secure.sum_messages import write_upload
 from edge_client.protocol.sum_codec import Work
-from edge_client.protocol.summed_task import SummedFit
+from edge_client.protocol.summed_task import SummedFit, Words
 from edge_client.protocol.task import F64, Array, Fit, Flat, Schema, TensorSpec
 from edge_client.training.skellam import secret_stream
 from edge_client.training.summed import TrainedChoice, contribution

@@ -22,9 +22,10 @@ from edge_client.errors import ConfigError
 from edge_client.protocol import messages
 from edge_client.protocol.secure import device_stages
 from edge_client.protocol.secure.device_sums import DeviceSums
-from edge_client.protocol.secure.masks import Words, pack_words
+from edge_client.protocol.secure.masks import pack_words
 from edge_client.protocol.secure.parameters import LEAST_COHORT
 from edge_client.protocol.secure.sum_messages import DealtShares, RevealedShares
+from edge_client.protocol.summed_task import Words
 from edge_client.runtime import task_runner
 from edge_client.training.summed_work import SummedAnswer, add_words
 from tests.faults.test_damaged_store import flip, state_blobs

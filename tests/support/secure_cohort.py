@@ -20,7 +20,6 @@ from edge_client.protocol.secure.device_sums import (
     on_unmask,
     on_vector,
 )
-from edge_client.protocol.secure.masks import Words
 from edge_client.protocol.secure.sum_messages import (
     DealtShares,
     PrekeyBatch,
@@ -30,6 +29,7 @@ from edge_client.protocol.secure.sum_messages import (
     SumRoster,
     UnmaskRequest,
 )
+from edge_client.protocol.summed_task import Words
 
 Step = Callable[..., "DeviceSums | tuple[DeviceSums, bytes]"]
 FORM = SumForm(federation="demo", run="r1", round=3, exchange=1, words=5, bits=20)

@@ -13,9 +13,8 @@ from coordinator.storage.exchange_store import ExchangeKey, StoredReply
 from coordinator.storage.store import Store
 from edge_client.protocol.secure import device_stages
 from edge_client.protocol.secure.device_sums import DeviceSums
-from edge_client.protocol.secure.masks import Words
 from edge_client.protocol.sum_codec import Work
-from edge_client.protocol.summed_task import SummedFit, SummedProbe
+from edge_client.protocol.summed_task import SummedFit, SummedProbe, Words
 from edge_client.protocol.task import ClientId
 
 FEDERATION = "demo"

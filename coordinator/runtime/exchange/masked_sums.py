@@ -41,7 +41,7 @@ from coordinator.storage.store import Store
 from coordinator.strategies.base import Exchange, PartOfCohort, Replies, SealedSums, Strategy, SumByCenter
 from edge_client.errors import ConfigError, Malformed
 from edge_client.protocol.secure.keys import PublicPrekey, check_public
-from edge_client.protocol.secure.masks import Words, packed_size
+from edge_client.protocol.secure.masks import packed_size
 from edge_client.protocol.secure.parameters import LEAST_COHORT
 from edge_client.protocol.secure.sum_messages import (
     MAX_SUM_MESSAGE_BYTES,
@@ -51,7 +51,7 @@ from edge_client.protocol.secure.sum_messages import (
     SumForm,
 )
 from edge_client.protocol.sum_codec import KEPT, decode_told, words_of
-from edge_client.protocol.summed_task import SummedFit, SummedProbe
+from edge_client.protocol.summed_task import SummedFit, SummedProbe, Words
 from edge_client.protocol.task import ClientId, Fit, Probe, Reply
 
 STAGES = 4  # exchanges of one `SumByCenter`

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 
 from edge_client.errors import Malformed
 from edge_client.protocol.secure import keys
-from edge_client.protocol.secure.masks import Words, add_masks_into, pack_words, pair_sign
+from edge_client.protocol.secure.masks import add_masks_into, pack_words, pair_sign
 from edge_client.protocol.secure.parameters import threshold_of
 from edge_client.protocol.secure.shamir import SHARE_BYTES
 from edge_client.protocol.secure.sum_messages import (
@@ -31,6 +31,7 @@ from edge_client.protocol.secure.sum_messages import (
     UnmaskRequest,
     write_upload,
 )
+from edge_client.protocol.summed_task import Words
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,13 +13,10 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import CTR
-from numpy.typing import NDArray
 
 from edge_client.errors import Malformed
+from edge_client.protocol.summed_task import MAX_BITS, MIN_BITS, Words
 
-Words = NDArray[np.uint32]
-
-MIN_BITS, MAX_BITS = 16, 32
 BLOCK_WORDS = 1 << 16  # 256 KiB: it stays in a core's cache while it is encrypted and added
 GROUP_WORDS = 8  # they fill b bytes exactly
 _ZEROS = bytes(4 * BLOCK_WORDS)

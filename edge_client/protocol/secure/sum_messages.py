@@ -16,7 +16,7 @@ from typing import Any
 
 from edge_client.errors import Malformed
 from edge_client.protocol.blocks import decode_base64, is_count
-from edge_client.protocol.messages import MAX_INTEGER, canonical_json, parse_json
+from edge_client.protocol.messages import canonical_json, parse_json
 from edge_client.protocol.secure.keys import (
     COMMITMENT_BYTES,
     DIGEST_BYTES,
@@ -25,11 +25,21 @@ from edge_client.protocol.secure.keys import (
     PublicPrekey,
     SumContext,
 )
-from edge_client.protocol.secure.masks import MAX_BITS, MIN_BITS
 from edge_client.protocol.secure.parameters import LEAST_COHORT, MAX_COHORT, MAX_NEIGHBOURS, SumParameters
 from edge_client.protocol.secure.shamir import SHARE_BYTES
+from edge_client.protocol.summed_task import MAX_BITS, MIN_BITS
 from edge_client.protocol.topics import check_cid, check_run, check_sha256
-from edge_client.protocol.validators import Check, FieldTable, checked, field_error, integer, list_of, record, required
+from edge_client.protocol.validators import (
+    MAX_SAFE_INTEGER,
+    Check,
+    FieldTable,
+    checked,
+    field_error,
+    integer,
+    list_of,
+    record,
+    required,
+)
 
 VERSION = 1
 MAX_SUM_MESSAGE_BYTES = 65_536  # 255 neighbours with the longest ids and what each is sent
@@ -107,7 +117,7 @@ class PrekeyBatch:
         """Read what `to_bytes` wrote. Raises Malformed."""
         table = required(keys=list_of(list_of(lambda v, _: v, 2, 2), 0, MAX_PREKEYS))
         rows = _read(data, table, "prekeys")["keys"]
-        numbers = [integer(0, MAX_INTEGER)(number, "prekey number") for number, _ in rows]
+        numbers = [integer(0, MAX_SAFE_INTEGER)(number, "prekey number") for number, _ in rows]
         if any(one >= other for one, other in pairwise(numbers)):
             raise Malformed("bad_field", "the numbers of prekeys do not rise")
         keys = (_bytes_of(2 * KEY_BYTES)(keys, "prekey") for _, keys in rows)
@@ -156,7 +166,7 @@ _ROSTER = required(
     exchange=_U32,
     roster=_sha256,
     cid=_cid,
-    number=integer(0, MAX_INTEGER),
+    number=integer(0, MAX_SAFE_INTEGER),
     devices=integer(LEAST_COHORT, MAX_COHORT),
     threshold=integer(2, MAX_NEIGHBOURS),
     words=integer(1, MAX_WORDS),

@@ -118,9 +118,10 @@ def test_nothing_infinite_is_sent(codec: str, wrong: float) -> None:
 
 
 @pytest.mark.parametrize("codec", ["f16", "i8"])
-def test_values_whose_rounding_could_overflow_are_refused_by_the_scaled_codecs(codec: str) -> None:
+@pytest.mark.parametrize("value", [2.0**127, np.finfo(F32).max])
+def test_values_whose_rounding_could_overflow_are_refused_by_the_scaled_codecs(codec: str, value: float) -> None:
     with pytest.raises(Malformed, match=r"^not_finite: "):
-        encode_vector(np.full(SCHEMA.size, np.finfo(F32).max), SCHEMA, codec=codec, kind="model")
+        encode_vector(np.full(SCHEMA.size, value), SCHEMA, codec=codec, kind="model")
 
 
 def test_a_file_must_be_what_the_task_asked_for() -> None:

@@ -184,6 +184,19 @@ def test_nothing_is_packed_that_would_be_refused(tensors: dict[str, Any]) -> Non
         pack_tensors(tensors, kind="model", codec="f32", schema=SCHEMA)
 
 
+def test_a_file_has_4096_tensors_at_most() -> None:
+    most = {str(i): np.full(1, i % 100, np.int8) for i in range(4_096)}
+    back, _ = unpack_tensors(pack_tensors(most, kind="model", codec="f32", schema=SCHEMA))
+    assert back == most
+    assert refusal(file_of({str(i): entry("I8", (1,), (i, i + 1)) for i in range(4_097)}, bytes(4_097))) == "bad_schema"
+
+
+def test_a_header_has_1_mib_at_most() -> None:
+    text = GOOD[8:-8].decode()
+    assert unpack_tensors(file_of(text.ljust(1 << 20)))[0]["a"].tolist() == [0, 0]
+    assert refusal(file_of(text.ljust((1 << 20) + 8))) == "bad_schema"
+
+
 def test_a_transposed_array_is_packed_in_its_own_order() -> None:
     array = np.arange(6, dtype=np.float32).reshape(2, 3).T
     back, _ = unpack_tensors(pack_tensors({"a": array}, kind="model", codec="f32", schema=SCHEMA))

@@ -12,9 +12,8 @@ import pytest
 from coordinator.storage.exchange_store import ExchangeKey
 from coordinator.storage.store import Store
 from coordinator.strategies.base import SealedSums, SumByCenter
-from edge_client.protocol.secure.masks import Words
 from edge_client.protocol.sum_codec import Work
-from edge_client.protocol.summed_task import SummedFit, SumScale
+from edge_client.protocol.summed_task import SummedFit, SumScale, Words
 from tests.support.secure_cohort import cids
 from tests.support.stored_cohort import StoredCohort
 

@@ -21,11 +21,10 @@ from coordinator.strategies.baselines.fedavg import FedAvg
 from coordinator.strategies.common.server_options import ServerOptions
 from edge_client.errors import ConfigError, Malformed
 from edge_client.protocol.secure.keys import public_prekey
-from edge_client.protocol.secure.masks import Words
 from edge_client.protocol.secure.parameters import LEAST_COHORT
 from edge_client.protocol.secure.sum_messages import MAX_SUM_MESSAGE_BYTES, UPLOAD_HEADER, PrekeyBatch
 from edge_client.protocol.sum_codec import KEPT, Work
-from edge_client.protocol.summed_task import SummedFit, SumScale
+from edge_client.protocol.summed_task import SummedFit, SumScale, Words
 from edge_client.protocol.task import ClientId, Fit, Probe
 from tests.support.secure_cohort import cids
 from tests.support.stored_cohort import StoredCohort
