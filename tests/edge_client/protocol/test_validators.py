@@ -74,3 +74,15 @@ def test_a_named_object_has_exactly_the_fields_of_its_name_and_keeps_the_name() 
     for wrong in refused:
         with pytest.raises(Malformed, match=r"^bad_field: rule"):
             check(wrong, "rule")
+
+
+def test_the_greatest_integer_is_the_last_one_that_a_double_holds_alone() -> None:
+    most = validators.MAX_SAFE_INTEGER
+    assert int(float(most)) == most
+    assert float(most + 1) == float(most + 2)
+
+
+def test_a_text_may_be_empty_unless_a_least_length_is_given() -> None:
+    assert validators.text(3)("", "x") == ""
+    with pytest.raises(Malformed, match="a text of 1 to 3 characters"):
+        validators.text(3, low=1)("", "x")
