@@ -153,7 +153,7 @@ def _pack_i8(name: str, value: Array) -> dict[str, Array]:
     scale[scale < _LEAST_SCALE] = 0
     divisor = np.where(scale > 0, scale, np.float32(1))[:, None]
     with np.errstate(under="ignore"):
-        q = np.clip(np.rint(rows / divisor), -127, 127)
+        q = np.rint(rows / divisor)
     q[scale == 0] = 0
     return {name: q.astype(np.int8).reshape(value.shape), name + SCALE_SUFFIX: scale}
 

@@ -117,6 +117,10 @@ def refused() -> dict[str, dict[str, Any]]:
             **add,
             "work": {**add["work"], "sum": uncompared | {"compare": [[0, 2], [5, 3]]}},
         },
+        "columns that end where they start": {
+            **add,
+            "work": {**add["work"], "sum": uncompared | {"compare": [[0, 2], [5, 5]]}},
+        },
         "unneeded columns that end before they start": {
             **add,
             "work": {**add["work"], "sum": uncompared | {"choose": "loss", "compare": [[5, 3]]}},

@@ -94,3 +94,18 @@ def test_a_coordinator_takes_no_certificate_of_another_federation_or_of_a_device
     wrong = replace(tls, certificate=given.with_suffix(".crt"), key=given.with_suffix(".key"))
     with pytest.raises(ConfigError, match=f"not to {COORDINATOR_CLIENT_ID} of {federation}"):
         coordinator_credentials(replace(right, federation=federation, tls=wrong))
+
+
+@pytest.mark.parametrize("missing", ["ca", "certificate", "key"])
+def test_credentials_name_a_file_that_is_not_there(tmp_path: Path, missing: str) -> None:
+    folder = provision_federation(tmp_path / "keys", "dev-1", federation="demo").folder
+    own = folder / "coordinator" / "coordinator"
+    tls = TlsConfig(ca=own.with_name("ca.crt"), certificate=own.with_suffix(".crt"), key=own.with_suffix(".key"))
+    lost = tmp_path / "lost"
+    with pytest.raises(ConfigError, match=f"there is no {lost}"):
+        coordinator_credentials(replace(config(tmp_path), tls=replace(tls, **{missing: lost})))
+
+
+def test_a_coordinator_without_tls_has_no_credentials(tmp_path: Path) -> None:
+    given = coordinator_credentials(replace(config(tmp_path), tls=TlsConfig()))
+    assert (given.ca, given.certificate, given.key) == (None, None, None)

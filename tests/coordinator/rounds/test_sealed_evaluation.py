@@ -46,20 +46,33 @@ def test_a_device_without_a_choice_is_evaluated_with_the_center_of_most_devices(
     assert {work.usual for work in works if isinstance(work, SummedProbe)} == {usual}
 
 
+def no_answers(exchange: Exchange) -> Replies:
+    assert isinstance(exchange, SumByCenter)
+    return SealedSums(exchange, {})
+
+
 @pytest.mark.parametrize("asked", [0, len(LOCAL)])
 def test_an_evaluation_that_too_few_devices_answer_has_no_averages(asked: int) -> None:
     made = trained("ifca", "updates", rounds=0)
     assert isinstance(made.strategy, LocalSgd)
-
-    def no_answers(exchange: Exchange) -> Replies:
-        assert isinstance(exchange, SumByCenter)
-        return SealedSums(exchange, {})
-
     report = drive(
         sealed_evaluation(made.strategy, made.state, made.fleet, sorted(made.fleet)[:asked], batch=8, last=True),
         no_answers,
     )
     assert (report.accuracy.micro, report.accuracy.macro, report.f1_of_devices.macro) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("case", "last", "said"), [("fedem", True, True), ("fedem", False, False), ("ifca", True, False)]
+)
+def test_only_the_last_evaluation_of_mixtures_says_that_centers_have_no_scores(
+    case: str, *, last: bool, said: bool
+) -> None:
+    made = world(build(case, {**SMALL, "secure": "updates"}), LOCAL)
+    assert isinstance(made.strategy, LocalSgd)
+    asked = sealed_evaluation(made.strategy, made.state, made.fleet, sorted(made.fleet), batch=8, last=last)
+    report = drive(asked, no_answers)
+    assert (report.centers is not None) == said
 
 
 @pytest.mark.parametrize(("scoring", "asked"), [(CLASSES, 12), (Scoring(want=frozenset({"loss", "errors"})), 0)])

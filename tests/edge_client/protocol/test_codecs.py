@@ -13,6 +13,8 @@ from hypothesis.extra import numpy as hnp
 from edge_client.errors import Malformed
 from edge_client.protocol import tensors
 from edge_client.protocol.codecs import decode_stats, decode_vector, encode_stats, encode_vector, encode_with_feedback
+from edge_client.protocol.nearest.answer_moments import AnswerLook, answer_moments
+from edge_client.protocol.nearest.input_moments import moments_of
 from edge_client.protocol.task import Flat, Reply, Schema, TensorSpec
 from tests.support.sample_messages import SCHEMA
 
@@ -91,21 +93,13 @@ def test_small_deltas_survive_f16() -> None:
     np.testing.assert_allclose(back, tiny, rtol=2.0**-11)
 
 
-@pytest.mark.parametrize("codec", ["f16", "i8"])
-def test_scales_below_the_normal_numbers_become_zero(codec: str) -> None:
-    data = encode_vector(np.full(SCHEMA.size, 2.0**-130), SCHEMA, codec=codec, kind="model")
-    stored, _ = tensors.unpack_tensors(data)
-    assert not stored["fc.weight#s"].any()
-    assert not stored["fc.weight"].any()
-
-
 @pytest.mark.parametrize(("codec", "largest"), [("f16", 0.75), ("i8", 127.0)])
-def test_the_least_normal_scale_is_kept(codec: str, largest: float) -> None:
-    least = 2.0**-126
-    data = encode_vector(np.full(SCHEMA.size, largest * least), SCHEMA, codec=codec, kind="model")
-    stored, _ = tensors.unpack_tensors(data)
-    assert np.unique(stored["fc.weight#s"]) == least
-    assert np.unique(stored["fc.weight"]) == largest
+def test_the_least_normal_scale_is_kept_and_one_below_it_becomes_zero(codec: str, largest: float) -> None:
+    for scale, kept in ((2.0**-126, True), (2.0**-127, False)):
+        data = encode_vector(np.full(SCHEMA.size, largest * scale), SCHEMA, codec=codec, kind="model")
+        stored, _ = tensors.unpack_tensors(data)
+        assert np.unique(stored["fc.weight#s"]) == (scale if kept else 0)
+        assert np.unique(stored["fc.weight"]) == (largest if kept else 0)
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -118,9 +112,10 @@ def test_nothing_infinite_is_sent(codec: str, wrong: float) -> None:
 
 
 @pytest.mark.parametrize("codec", ["f16", "i8"])
-def test_values_whose_rounding_could_overflow_are_refused_by_the_scaled_codecs(codec: str) -> None:
+@pytest.mark.parametrize("value", [2.0**127, np.finfo(F32).max])
+def test_values_whose_rounding_could_overflow_are_refused_by_the_scaled_codecs(codec: str, value: float) -> None:
     with pytest.raises(Malformed, match=r"^not_finite: "):
-        encode_vector(np.full(SCHEMA.size, np.finfo(F32).max), SCHEMA, codec=codec, kind="model")
+        encode_vector(np.full(SCHEMA.size, value), SCHEMA, codec=codec, kind="model")
 
 
 def test_a_file_must_be_what_the_task_asked_for() -> None:
@@ -177,12 +172,18 @@ def test_a_hostile_scale_is_found_after_decoding(scale: float, value: int, code:
     assert refusal(quantised(scale, value)) == code
 
 
+MOMENTS = answer_moments(np.array([[0.5, -1.0], [2.0, 0.25]]))
 REPLY = Reply(
     n=10,
     losses=np.array([0.5, 0.25]),
     votes=np.array([4, 6]),
     posterior=np.array([0.4, 0.6]),
     confusion=np.array([[[5, 0], [1, 4]], [[4, 1], [0, 5]]]),
+    errors=np.array([[4.0, 2.0, 1.0], [0.0, 0.0, 0.0]]),  # a mean absolute error is the root of the squared one at most
+    positions=np.array([[10.0, 10.0, 2.5], [10.0, 0.0, 0.0]]),
+    labels=np.array([7.5, 0.0]),
+    inputs=moments_of(np.arange(24.0).reshape(6, 4)).to_vector(),
+    answers=np.stack([AnswerLook(entropy=0.5, train=MOMENTS, test=MOMENTS).to_vector()] * 2),
     grad=np.arange(SCHEMA.n_params, dtype=F32),
 )
 
@@ -191,7 +192,7 @@ def test_statistics_come_back_as_they_were() -> None:
     back = decode_stats(encode_stats(REPLY, SCHEMA), SCHEMA, 10, models=2)
     assert back.n == 10
     assert back.update is None
-    for name in ("losses", "votes", "posterior", "confusion", "grad"):
+    for name in vars(REPLY).keys() - {"n", "update", "words"}:
         assert np.array_equal(getattr(back, name), getattr(REPLY, name))
 
 
@@ -232,6 +233,15 @@ I64 = np.int64
         ({"confusion": np.full((1, 2, 2), 3, I64)}, "bad_field"),
         ({"confusion": np.ones((3, 2, 2), I64), "loss": np.zeros(2)}, "bad_schema"),
         ({"posterior": np.array([-0.1, 1.1])}, "bad_field"),
+        ({"labels": np.array([-1.0, 2.0])}, "bad_field"),
+        ({"errors": np.array([[1.0, 1.001, 0.0]])}, "bad_field"),
+        ({"errors": np.array([[1.0, 1.0, -1e-9]])}, "bad_field"),
+        ({"errors": np.zeros((1, 4))}, "bad_field"),
+        ({"positions": np.array([[10.0, 10.5, 0.0]])}, "bad_field"),
+        ({"positions": np.array([[10.5, 10.0, 0.0]])}, "bad_field"),
+        ({"positions": np.array([[10.0, 1.0, 0.0], [9.0, 1.0, 0.0]])}, "bad_field"),
+        ({"inputs": np.zeros(3)}, "bad_schema"),
+        ({"answers": np.zeros((1, 3))}, "bad_schema"),
         ({"weights": np.array([1.0])}, "bad_schema"),
         ({"grad/fc.bias": np.zeros(3, F32)}, "bad_schema"),
     ],

@@ -223,12 +223,13 @@ def test_a_fit_out_of_range_is_refused(change: dict[str, Any]) -> None:
         (FIT, {"start": "own", "reply": {"codec": "f32", "base": "zero", "max_size": 9}}, None),
         (FIT, {"mu": 0, "reply": {"codec": "f32", "base": "anchor", "max_size": 9}}, "anchor"),
         (PROBE, {"prior": [1.0]}, None),
-        (PROBE, {"prior": [0, 0]}, None),
+        (PROBE, {"prior": [0, 0, 0, 0]}, None),
+        (PROBE, {"prior": [1e308, 1e308, 0, 0]}, None),
         (PROBE, {"want": ["loss", "loss"]}, None),
         (PROBE, {"want": ["loss", "labels"]}, None),
         (PROBE, {"want": ["loss"], "models": []}, "prior"),
         (PROBE, {"label_totals": [[1.0, 2.0]]}, None),
-        (PROBE, {"label_totals": [[0] * 300, [0] * 300]}, None),
+        (PROBE, {"label_totals": [[0] * 300, [0] * 300, None, None]}, None),
     ],
 )
 def test_a_task_that_contradicts_itself_is_a_bad_task(

@@ -20,6 +20,7 @@ from edge_client.protocol.signing import (
     verify_bundle,
     verify_manifest,
     verify_record,
+    verify_release,
 )
 
 PRIVATE, OTHER = bytes(range(32)), bytes(32)
@@ -56,12 +57,32 @@ def test_only_a_pinned_key_counts(trusted: list[bytes]) -> None:
         verify_manifest(MANIFEST, trusted, "demo")
 
 
+def test_the_release_of_an_offer_is_the_one_that_was_signed() -> None:
+    file = sign_manifest(manifest_of(b"release", "release"), PRIVATE, "demo").to_json()
+    offer = {"file": file, "key": file["key"], "sig": file["sig"]}
+    verify_release(offer, [PUBLIC], "demo")
+    other = manifest_of(b"another", "release").to_json()
+    for wrong in (offer | {"file": other}, {"file": file}, offer | {"key": "0" * 16}):
+        with pytest.raises(Malformed, match=r"^bad_signature: "):
+            verify_release(wrong, [PUBLIC], "demo")
+
+
 def test_a_record_without_a_signature_is_told_from_one_by_another_key() -> None:
     record = {"boot": "0" * 16, "epoch": 1}
     with pytest.raises(Malformed, match=r"is not signed.*update the coordinator"):
         verify_record(record, [PUBLIC], "demo", known=0)
     with pytest.raises(Malformed, match="by no key that is trusted"):
         verify_record(record | sign_record("0" * 16, 1, OTHER, "demo"), [PUBLIC], "demo", known=0)
+
+
+def test_an_epoch_is_at_most_a_million_above_the_highest_so_far() -> None:
+    for epoch in (1_000_007, 1_000_008):
+        record = {"boot": "0" * 16, "epoch": epoch} | sign_record("0" * 16, epoch, PRIVATE, "demo")
+        if epoch == 1_000_007:
+            assert verify_record(record, [PUBLIC], "demo", known=7) == epoch
+        else:
+            with pytest.raises(Malformed, match=r"^bad_field: epoch 1000008 is more than 1000000 above 7"):
+                verify_record(record, [PUBLIC], "demo", known=7)
 
 
 @pytest.mark.parametrize("trusted", [[], [public_key(OTHER)]])
@@ -77,6 +98,8 @@ def test_the_signature_of_a_bundle_has_at_most_1024_bytes() -> None:
     text = json.dumps({"federation": "demo", "key": key_id(PUBLIC), "sig": sig})
     inside = {size: text.replace(" ", " " * (size - len(text) + 1), 1).encode() for size in (1024, 1025)}
     assert verify_bundle(manifest, inside[1024], [PUBLIC]) == "demo"
+    with pytest.raises(Malformed, match=r"^bad_signature: bundle"):
+        verify_bundle(b"another", inside[1024], [PUBLIC])
     with pytest.raises(Malformed, match=r"^too_big: "):
         verify_bundle(manifest, inside[1025], [PUBLIC])
 

@@ -24,7 +24,7 @@ from edge_client.protocol.summed_task import SummedFit, SummedProbe
 from edge_client.protocol.task import Optimiser
 from edge_client.protocol.task_codec import container_functions, task_manifests
 from edge_client.training.summed import plain_fits
-from tests.support.sum_tasks import CENTERS, FIT, STAGES, get, job, put, put_message, refused, task_message
+from tests.support.sum_tasks import CENTERS, FIT, STAGES, get, job, put, put_message, task_message
 
 
 @pytest.mark.parametrize("name", [name for name, stage in STAGES.items() if stage.work is not None])
@@ -61,12 +61,6 @@ def test_a_choice_by_losses_needs_both_functions_and_an_evaluation_one() -> None
     tell["work"]["sum"]["choose"] = "loss"
     assert container_functions(tell) == {"container": "evaluate", "step": "step"}
     assert container_functions(job("add, evaluation")) == {"container": "evaluate"}
-
-
-@pytest.mark.parametrize("why", refused())
-def test_contradictions_are_refused(why: str) -> None:
-    with pytest.raises(Malformed, match="bad_task"):
-        messages.read_message(task_message(refused()[why]), "t")
 
 
 def test_no_column_is_compared_again_and_again() -> None:

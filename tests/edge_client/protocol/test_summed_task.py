@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_client.errors import Malformed
-from edge_client.protocol.summed_task import SumScale
+from edge_client.protocol.summed_task import SummedFit, SumScale
 
 
 @pytest.mark.parametrize(
@@ -67,3 +68,39 @@ def test_a_value_is_rounded_to_a_neighbour_without_a_mean_error_and_cut_at_one()
     assert set(found.tolist()) == {1, 2}
     assert abs(found.mean() - 1.75) < 0.025  # five standard deviations of a mean of 10,000 draws
     assert scale.signed(scale.to_words(np.array([-5.0, -1.0, 1.0, 5.0]), rng)).tolist() == [-7, -7, 7, 7]
+
+
+CENTER = np.zeros(4, np.float32)
+FIT: dict[str, Any] = {
+    "start": CENTER,
+    "steps": 1,
+    "lr": 0.1,
+    "batch": 1,
+    "seed": 0,
+    "stage": "add",
+    "choose": "only",
+    "centers": CENTER[None],
+    "scale": SumScale(bits=16, devices=1, clip=1.0),
+    "open": (0,),
+}
+
+
+def test_what_a_summed_fit_does_not_name_is_one_whole_fit_of_a_device_that_counts_in_full() -> None:
+    fit = SummedFit(**FIT)
+    assert (fit.share, fit.repeats, fit.move, fit.refresh, fit.dealt) == (1.0, 1, 1.0, True, False)
+    assert (fit.hysteresis, fit.sigma, fit.group, fit.compare, fit.scale.noise) == (0.0, 0.0, None, (), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"choose": "best"}, "bad_task: a center is chosen by one of only, "),
+        ({"open": ()}, "bad_task: no center is open"),
+        ({"open": (1,)}, "bad_task: no center is open"),
+        ({"open": (0, -1)}, "bad_task: no center is open"),
+        ({"steps": 0}, "steps must be 1"),
+    ],
+)
+def test_a_summed_fit_is_a_fit_of_open_centers_by_a_known_choice(changed: dict[str, Any], says: str) -> None:
+    with pytest.raises((Malformed, ValueError), match=f"^{says}"):
+        SummedFit(**FIT | changed)

@@ -139,6 +139,15 @@ def test_an_optimiser_has_options_in_their_ranges(changed: dict[str, Any], fits:
             Optimiser(**{"name": "sgd"} | changed)
 
 
+def test_what_a_fit_and_an_optimiser_do_not_name_is_plain_sgd_of_the_whole_update() -> None:
+    fit = Fit(**FIT)
+    assert (fit.mu, fit.momentum, fit.rows, fit.slot, fit.upload, fit.buffers) == (0, 0, "ones", "main", True, "sent")
+    none = {"weight_decay": 0.0, "clip_norm": 0.0}
+    assert Optimiser(name="sgd").to_json() == {"name": "sgd", "momentum": 0.0, "nesterov": False} | none
+    adam = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8} | none
+    assert Optimiser(name="adam").to_json() == {"name": "adam"} | adam
+
+
 def test_a_schema_has_its_parameters_first_and_each_name_once() -> None:
     weight, mean = TensorSpec(name="w", role="p", shape=(2, 3)), TensorSpec(name="m", role="b", shape=())
     schema = Schema((weight, mean), ("w",))

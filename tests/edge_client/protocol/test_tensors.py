@@ -109,6 +109,8 @@ def test_a_file_by_hand_is_read() -> None:
         {"a": entry(offsets=(8, 0))},
         {"a": entry(offsets=(0, 8, 8))},
         {"a": entry(offsets=8)},
+        {"a": entry(offsets=(0, 8.0))},
+        {"a": entry(offsets=(0.0, 8))},
         {"a": entry(shape=(1,), offsets=(0, 4)), "b": entry(shape=(1,), offsets=(0, 4))},
         {"a": entry(shape=(1,), offsets=(4, 8))},
         {"a": entry(shape=(1,), offsets=(0, 4))},
@@ -129,6 +131,8 @@ def test_a_layout_out_of_order_is_a_bad_schema(tensors: dict[str, Any]) -> None:
     [
         (FC | {"kind": "pickle"}, "bad_schema"),
         (FC | {"kind": 1}, "bad_schema"),
+        (FC | {"codec": 1}, "bad_schema"),
+        (FC | {"schema": 1}, "bad_schema"),
         (FC | {"codec": "zip"}, "bad_codec"),
         (FC | {"v": 2}, "bad_version"),
         (FC | {"v": True}, "bad_version"),
@@ -160,6 +164,7 @@ def test_a_file_that_does_not_say_what_it_is_is_refused(fc: object, code: str) -
         file_of('{"__metadata__":{"fc":5}}'),
         file_of('{"__metadata__":[]}'),
         file_of("[]"),
+        file_of('{"a":1,"a":2}'),
         (len(GOOD) - 15).to_bytes(8, "little") + GOOD[8:-8] + b" " + GOOD[-8:],
         file_of("   {}"),
     ],
@@ -182,6 +187,19 @@ def test_a_file_without_its_frame_is_a_bad_schema(data: bytes) -> None:
 def test_nothing_is_packed_that_would_be_refused(tensors: dict[str, Any]) -> None:
     with pytest.raises(Malformed):
         pack_tensors(tensors, kind="model", codec="f32", schema=SCHEMA)
+
+
+def test_a_file_has_4096_tensors_at_most() -> None:
+    most = {str(i): np.full(1, i % 100, np.int8) for i in range(4_096)}
+    back, _ = unpack_tensors(pack_tensors(most, kind="model", codec="f32", schema=SCHEMA))
+    assert back == most
+    assert refusal(file_of({str(i): entry("I8", (1,), (i, i + 1)) for i in range(4_097)}, bytes(4_097))) == "bad_schema"
+
+
+def test_a_header_has_1_mib_at_most() -> None:
+    text = GOOD[8:-8].decode()
+    assert unpack_tensors(file_of(text.ljust(1 << 20)))[0]["a"].tolist() == [0, 0]
+    assert refusal(file_of(text.ljust((1 << 20) + 8))) == "bad_schema"
 
 
 def test_a_transposed_array_is_packed_in_its_own_order() -> None:

@@ -72,15 +72,34 @@ def test_no_topic_is_built_for_a_number_out_of_range(number: int) -> None:
         DEMO.upload(number, "dev-1", "0" * 16, 0)
 
 
-def test_a_topic_of_another_federation_is_refused() -> None:
-    with pytest.raises(Malformed):
-        DEMO.parse(Topics("demo2").request("dev-1"))
+@pytest.mark.parametrize("other", ["demo2", "dem", "omed"])
+def test_a_topic_of_another_federation_is_refused(other: str) -> None:
+    with pytest.raises(Malformed, match="is not of federation demo"):
+        DEMO.parse(Topics(other).request("dev-1"))
+
+
+@pytest.mark.parametrize("levels", ["bc", "bc/other", "st", "rq/dev-1/x", "in/0/dev-1", "dn/dev-1/c", "coord"])
+def test_a_topic_that_the_protocol_does_not_have_is_refused(levels: str) -> None:
+    with pytest.raises(Malformed, match=r"^bad_field: .* is none of the protocol's"):
+        DEMO.parse(f"fc/v1/demo/{levels}")
+
+
+def test_a_topic_of_more_than_256_characters_is_refused_unread() -> None:
+    for size, says in ((256, "device id"), (257, "topic of 257 characters, at most 256")):
+        with pytest.raises(Malformed, match=f"^bad_field: {says}"):
+            DEMO.parse("fc/v1/demo/st/".ljust(size, "x"))
+
+
+def test_the_greatest_number_of_a_topic_is_65535() -> None:
+    topic = DEMO.upload(65_535, "dev-1", "0" * 16, 65_535)
+    assert DEMO.parse(topic) == Route(kind="in", cid="dev-1", label="0" * 16, shard=65_535, index=65_535)
 
 
 @pytest.mark.parametrize("name", ["", "Demo", "a_b", "a" * 33, "a/b", None, 7])
 def test_federations_are_lower_case_and_short(name: object) -> None:
-    with pytest.raises(Malformed):
-        check_federation(name)
+    for check in (check_federation, Topics):
+        with pytest.raises(Malformed, match=r"^bad_field: "):
+            check(name)  # type: ignore[arg-type]
 
 
 def test_runs_are_lower_case_and_short() -> None:
@@ -112,6 +131,7 @@ def test_there_is_at_least_one_shard_and_no_more_than_topics_can_name(shards: in
         client_shard("dev-1", shards)
 
 
-def test_a_label_needs_a_whole_hash() -> None:
+def test_a_label_is_the_first_16_digits_of_a_whole_hash() -> None:
+    assert routing_label("0123456789abcdef" * 4) == "0123456789abcdef"
     with pytest.raises(Malformed):
         routing_label("e96760a87768717b")

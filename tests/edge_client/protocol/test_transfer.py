@@ -17,10 +17,10 @@ def test_it_begins_with_four_blocks_and_asks_again_when_half_of_them_are_there()
     pull = BlobPull(Bitmap(100))
     assert asked(pull) == [0, 1, 2, 3]
     assert asked(pull) == []
-    for index in (0, 1):
+    for index, then in ((0, []), (1, [4, 5])):
         pull.bitmap.add(index)
         pull.mark_arrived(index)
-    assert asked(pull) == [4, 5]
+        assert asked(pull) == then
 
 
 def test_the_window_grows_by_one_for_each_window_that_arrives_up_to_sixteen() -> None:
@@ -32,7 +32,7 @@ def test_the_window_grows_by_one_for_each_window_that_arrives_up_to_sixteen() ->
         pull.mark_arrived(index)
         windows.append(pull.window)
     assert windows == sorted(windows)
-    assert (windows[3], windows[8], windows[-1]) == (INITIAL_WINDOW + 1, INITIAL_WINDOW + 2, MAX_WINDOW)
+    assert (windows[:9], windows[-1]) == ([4, 4, 4, 5, 5, 5, 5, 5, 6], 16)
 
 
 def test_a_timeout_halves_the_window_and_the_next_one_waits_longer() -> None:
@@ -49,6 +49,28 @@ def test_a_timeout_halves_the_window_and_the_next_one_waits_longer() -> None:
         now_s = due_s
     assert waits == [8.0, 16.0, 32.0]
     assert windows == [4, 2, 1, 1]
+
+
+def test_a_window_that_a_timeout_halved_grows_after_as_many_blocks_as_it_holds() -> None:
+    pull = BlobPull(Bitmap(100))
+    asked(pull, 0.0)
+    pull.mark_arrived(0)
+    asked(pull, 8.0)
+    windows = []
+    for index in (1, 2, 3):
+        pull.mark_arrived(index)
+        windows.append(pull.window)
+    assert windows == [2, 3, 3]
+
+
+def test_the_block_that_was_asked_for_first_is_due_first() -> None:
+    pull = BlobPull(Bitmap(100))
+    asked(pull, 0.0)
+    for index in (0, 1):
+        pull.mark_arrived(index)
+        pull.bitmap.add(index)
+    assert asked(pull, 1.0) == [4, 5]
+    assert pull.next_due_s() == 8.0
 
 
 def test_a_single_block_in_between_forgives_the_timeouts() -> None:

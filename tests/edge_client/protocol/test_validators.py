@@ -8,6 +8,7 @@ import pytest
 
 from edge_client.errors import Malformed
 from edge_client.protocol import validators
+from edge_client.protocol.blocks import MAX_INTEGER
 
 
 def test_a_complaint_names_the_place_and_what_was_wanted() -> None:
@@ -74,3 +75,15 @@ def test_a_named_object_has_exactly_the_fields_of_its_name_and_keeps_the_name() 
     for wrong in refused:
         with pytest.raises(Malformed, match=r"^bad_field: rule"):
             check(wrong, "rule")
+
+
+def test_the_greatest_integer_is_the_last_one_that_a_double_holds_alone() -> None:
+    most = MAX_INTEGER
+    assert int(float(most)) == most
+    assert float(most + 1) == float(most + 2)
+
+
+def test_a_text_may_be_empty_unless_a_least_length_is_given() -> None:
+    assert validators.text(3)("", "x") == ""
+    with pytest.raises(Malformed, match="a text of 1 to 3 characters"):
+        validators.text(3, low=1)("", "x")

@@ -47,19 +47,19 @@ def test_each_number_of_a_roster_is_read_up_to_its_limits_and_refused_beyond(fie
             read_with(field, beyond)
 
 
-def roster_of(neighbours: int, **changes: Any) -> bytes:  # noqa: ANN401 - numbers of a roster
+def roster_of(neighbours: int, **changes: Any) -> SumRoster:  # noqa: ANN401 - numbers of a roster
     near = {f"n{i:04}": PublicPrekey(number=0, seal=bytes(32), mask=bytes(32)) for i in range(neighbours)}
     whole = replace(SumRoster.from_bytes(ROSTER), devices=1_000, threshold=2, neighbours=near)
-    return replace(whole, **changes).to_bytes()
+    return replace(whole, **changes)
 
 
 def test_a_roster_has_fewer_neighbours_than_devices_and_no_fewer_than_the_threshold() -> None:
-    assert len(SumRoster.from_bytes(roster_of(255)).neighbours) == 255
-    assert len(SumRoster.from_bytes(roster_of(6, threshold=6, devices=7)).neighbours) == 6
+    for right in (roster_of(255), roster_of(6, threshold=6, devices=7)):
+        assert SumRoster.from_bytes(right.to_bytes()) == right
     for wrong in (roster_of(256), roster_of(6, threshold=7), roster_of(6, devices=6)):
         with pytest.raises(Malformed):
-            SumRoster.from_bytes(wrong)
-    itself = parse_json(roster_of(3), 1 << 20)
+            SumRoster.from_bytes(wrong.to_bytes())
+    itself = parse_json(roster_of(3).to_bytes(), 1 << 20)
     itself["neighbours"].insert(0, ["dev-000", itself["neighbours"][0][1]])
     with pytest.raises(Malformed, match="neighbours"):
         SumRoster.from_bytes(canonical_json(itself))
@@ -131,3 +131,13 @@ def test_no_device_both_survives_and_drops_out_in_a_question_or_an_answer() -> N
         UnmaskRequest.from_bytes(replace(asked, survivors=("a", "c")).to_bytes())
     with pytest.raises(Malformed, match=r"^bad_task: c cannot both survive and drop out"):
         RevealedShares.from_bytes(replace(shown, self_shares={"c": bytes(32)}).to_bytes())
+
+
+@pytest.mark.parametrize("cids", [["a", "a"], ["b", "a"]])
+def test_lists_are_sorted_and_name_no_device_twice(cids: list[str]) -> None:
+    asked = {"v": 1, "roster": "ab" * 32, "survivors": cids, "dropped": []}
+    told = {"v": 1, "roster": "ab" * 32, "envelopes": [[cid, ""] for cid in cids]}
+    with pytest.raises(Malformed, match=r"^bad_field: .* is not sorted, or names a device twice"):
+        UnmaskRequest.from_bytes(canonical_json(asked))
+    with pytest.raises(Malformed, match=r"^bad_field: .* is not sorted, or names a device twice"):
+        RelayedShares.from_bytes(canonical_json(told))

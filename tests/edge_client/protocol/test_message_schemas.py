@@ -1,4 +1,7 @@
-"""The limits of PROTOCOL.md, sections 7 and 21: the least and the greatest value of each field, and nothing beyond."""
+"""The limits of PROTOCOL.md, sections 7 and 21: the least and the greatest value of each field, and nothing beyond.
+
+And fields of a sum that contradict each other.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from edge_client.errors import Malformed
 from edge_client.protocol.blocks import manifest_of
 from edge_client.protocol.messages import read_message
 from tests.support.sample_messages import DOWN, FIT, MODEL, NEAR_ANSWER, PROBE, TASK, UP
+from tests.support.sum_tasks import refused, task_message
 
 U32, COUNT = 2**32 - 1, 2**53 - 1
 SCALE = {"bits": 20, "devices": 9, "clip": 1.0, "noise": 0}
@@ -225,3 +229,9 @@ def test_a_release_has_a_version_of_1_to_4_numbers_of_at_most_6_digits() -> None
     versions = ["", "1", "1.2.3.4", "1.2.3.4.5", "999999.0", "1000000.0", "1.", "1.x"]
     read = [version for version in versions if is_read("coord", "release", {"version": version, "file": file})]
     assert read == ["1", "1.2.3.4", "999999.0"]
+
+
+@pytest.mark.parametrize("why", refused())
+def test_a_sum_that_contradicts_itself_is_a_bad_task(why: str) -> None:
+    with pytest.raises(Malformed, match="bad_task"):
+        read_message(task_message(refused()[why]), "t")
