@@ -18,8 +18,8 @@ from coordinator.rounds.update_validation import MAX_UPDATE_RATIO, MAX_UPDATE_RM
 from coordinator.strategies.common.setting_checks import check_kind
 from edge_client.errors import ConfigError
 from edge_client.protocol.blocks import BLOCK_BYTES_STEP, MAX_BLOCK_BYTES
+from edge_client.protocol.program import ENGINES
 
-ENGINES = ("onnx", "litert", "pt2")
 CODECS = ("f32", "f16", "i8")
 FORMATS = ("onnx", "tflite")
 BELOW_QUORUM = ("stop", "continue")

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from edge_client.engines.base import DEVICES, ENGINES
+from edge_client.engines.base import DEVICES
 from edge_client.errors import ConfigError, FedcentersError, Malformed
+from edge_client.protocol.program import ENGINES
 from edge_client.protocol.secure.parameters import SECURE_MODES
 from edge_client.protocol.topics import check_cid, check_federation
 from edge_client.toml_files import parse_toml, variable_of, warn_of_mistyped

@@ -16,8 +16,8 @@ from edge_client.board import identity, targets, wheels
 from edge_client.board.board_files import DATA_FOLDER, PYTHON_FOLDER, BoardFile, DeviceIdentity, board_files
 from edge_client.board.profiles import BOARD_PROFILES, MIN_PYTHON, PYTHONS, BoardProfile, board_profile, check_python
 from edge_client.board.remote import BoardInfo, RemoteBoard, check_board
-from edge_client.engines.base import ENGINES
 from edge_client.errors import EXIT_OK, ConfigError, UsageError
+from edge_client.protocol.program import ENGINES
 from edge_client.transport.tls import is_loopback
 
 EXAMPLE = (

@@ -20,10 +20,9 @@ from typing import Any, Protocol, cast
 import numpy as np
 
 from edge_client.errors import ProgramRefused, UsageError
-from edge_client.protocol.program import Function, Port, Program
+from edge_client.protocol.program import ENGINES, Function, Port, Program
 from edge_client.protocol.task import Array, Tensors
 
-ENGINES = ("onnx", "litert", "pt2")
 DEVICES = ("auto", "cpu", "cuda", "tensorrt")
 UPDATED_ROLES = ("w", "buffers", "velocity")  # the names up to a slash
 FIXED_ROLES = ("anchor", "linear", "lr", "momentum", "mu")

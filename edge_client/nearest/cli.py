@@ -17,7 +17,6 @@ import numpy as np
 
 from edge_client.config import ClientConfig
 from edge_client.data.dataset import DeviceData, load_with_or_without_labels
-from edge_client.engines.base import ENGINES
 from edge_client.engines.center_file import FILE_FORMATS, FORMAT_BY_ENGINE
 from edge_client.errors import EXIT_INTERRUPTED, EXIT_OK, UsageError
 from edge_client.nearest.choose_center import AUTO, RULE_NAMES
@@ -25,6 +24,7 @@ from edge_client.nearest.over_http import TrustedKeys, find_nearest
 from edge_client.nearest.over_mqtt import NearestClient, NearestOptions
 from edge_client.nearest.result import NearestAnswer
 from edge_client.printable import printable, write_line
+from edge_client.protocol.program import ENGINES
 from edge_client.runtime import enrolment
 from edge_client.runtime.factory import make_dialer
 from edge_client.runtime.state import lock_state

@@ -20,6 +20,7 @@ from edge_client.protocol.tensors import MAX_HEADER_BYTES
 
 FORMAT_VERSION = 1
 FUNCTIONS = ("step", "evaluate", "infer")
+ENGINES = ("onnx", "litert", "pt2")  # the runtimes of devices: each a module of edge_client/engines/
 FROZEN = "frozen"  # the file beside those of the functions that holds what no training changes
 MAX_PROGRAM_BYTES = 1 << 20  # program.json
 MAX_CONTAINER_BYTES = 256 << 20

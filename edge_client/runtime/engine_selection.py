@@ -9,11 +9,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection
 
-from edge_client.engines.base import ENGINES
 from edge_client.engines.runtime_versions import runtime_version
 from edge_client.errors import ProgramRefused, RuntimeMissing
 from edge_client.protocol.blocks import Manifest
-from edge_client.protocol.program import Program
+from edge_client.protocol.program import ENGINES, Program
 from edge_client.runtime.golden_results import RefusedRuntime
 from edge_client.runtime.session import ClientLoop, Session
 from edge_client.runtime.task_runner import TaskRunner

@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from edge_client.data.dataset import Dataset, describe_misfit
-from edge_client.engines.base import ENGINES, Engine, open_engine, run_step
+from edge_client.engines.base import Engine, open_engine, run_step
 from edge_client.engines.targets import no_targets, port_targets
 from edge_client.errors import UsageError
-from edge_client.protocol.program import LOSSES, Program
+from edge_client.protocol.program import ENGINES, LOSSES, Program
 from edge_client.protocol.samples.input_parts import pack_arrays
 from edge_client.protocol.task import F64, Array, Tensors
 from edge_client.training.learner import EngineLearner

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from edge_client.engines.base import ENGINES as RUNTIMES
 from edge_client.errors import UsageError
+from edge_client.protocol.program import ENGINES as RUNTIMES
 from edge_client.training.learner import Learner
 
 GPU_ENGINES = ("stacked", "graphs")

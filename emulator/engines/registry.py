@@ -7,8 +7,8 @@ from pathlib import Path
 
 from coordinator.models.compiled import compiled_model
 from coordinator.models.registry import Model
-from edge_client.engines.base import ENGINES as RUNTIMES
 from edge_client.errors import UsageError
+from edge_client.protocol.program import ENGINES as RUNTIMES
 from emulator.engines.autotune import candidates, choose_engine
 from emulator.engines.base import GPU_ENGINES, Recipe, check_engine
 from emulator.engines.cpu.cpu_engine import cpu_recipe

@@ -32,9 +32,9 @@ from coordinator.strategies.registry import (
     make_method,
     method_name,
 )
-from edge_client.engines.base import ENGINES
 from edge_client.errors import UsageError
 from edge_client.printable import counted
+from edge_client.protocol.program import ENGINES
 from emulator.config import CONFIG_FILE, GROUPS_FILE, resolved_table
 from emulator.console import ConsoleProgress
 from emulator.data.fleet_split import FleetData

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from edge_client.engines.base import ENGINES
 from edge_client.errors import ConfigError
+from edge_client.protocol.program import ENGINES
 from edge_client.protocol.task import Array
 
 if TYPE_CHECKING:

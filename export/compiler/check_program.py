@@ -15,11 +15,11 @@ from torch import nn
 
 from edge_client.errors import ProgramRefused
 from edge_client.protocol.codecs import decode_frozen
-from edge_client.protocol.program import Program
+from edge_client.protocol.program import ENGINES, Program
 from export.compiler.adapters.frozen import load_frozen
 from export.compiler.forward_pass import uncompiled
 from export.compiler.losses.sample_losses import LossFunction
-from export.compiler.program import ENGINES, make_source
+from export.compiler.program import make_source
 from export.compiler.program_folder import FROZEN_FILE, ContainerFile, ProgramFolder, container_files, read_folder
 from export.compiler.program_functions import TraceSource, function_ports
 from export.compiler.program_parity import MAX_RELATIVE_DIFFERENCE, max_difference

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from edge_client.engines.pt2 import files_read_once
 from edge_client.errors import ProgramRefused, UsageError
-from edge_client.protocol.program import FUNCTIONS, BatchSize, Container, Loss, Origin, Program, class_axis
+from edge_client.protocol.program import ENGINES, FUNCTIONS, BatchSize, Container, Loss, Origin, Program, class_axis
 from edge_client.protocol.samples.input_parts import Parts
 from edge_client.protocol.task import Array, Flat, Schema, TensorSpec
 from edge_client.rare_collection import rare_collection
@@ -71,7 +71,6 @@ from export.containers.write_onnx import OPSET
 from export.float64_mode import as_in
 from export.own_thread import own_random
 
-ENGINES = ("onnx", "litert", "pt2")
 HALVES = (torch.float16, torch.bfloat16)
 
 

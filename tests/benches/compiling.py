@@ -24,7 +24,7 @@ import torch
 
 from coordinator.models.compiled import compiled_model
 from coordinator.models.registry import MODELS, Model
-from edge_client.engines.base import ENGINES
+from edge_client.protocol.program import ENGINES
 from export.compiler import containers, program
 from export.compiler.container_cache import VARIABLE
 from export.containers import write_tflite

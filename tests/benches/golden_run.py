@@ -19,8 +19,9 @@ from pathlib import Path
 import numpy as np
 
 from coordinator.models.registry import MODELS, build_model
-from edge_client.engines.base import ENGINES, FIXED_ROLES, Engine, LocalUpdate, Rule, open_engine
+from edge_client.engines.base import FIXED_ROLES, Engine, LocalUpdate, Rule, open_engine
 from edge_client.engines.golden_run import run_golden
+from edge_client.protocol.program import ENGINES
 from edge_client.protocol.task import Array, Tensors
 from export.compiler.program import compile_program
 

@@ -27,14 +27,13 @@ from onnx import helper
 from coordinator.models.registry import Model
 from edge_client.engines.base import Engine, LocalUpdate, open_engine
 from edge_client.engines.onnx import OnnxUpdate, session
-from edge_client.protocol.program import Function, Port
+from edge_client.protocol.program import ENGINES, Function, Port
 from edge_client.protocol.task import Array, Optimiser
 from edge_client.training.optimiser import Rule, StepScalars
 from export.compiler.program import CompilerOutput, compile_program
 from tests.benches.programs import LR, MOMENTUM, inputs, machine, race, say
 from tests.support.programs import model as model_named
 
-ENGINES = ("onnx", "litert", "pt2")
 WIDE = "mlp-1m"
 ADAM = Optimiser(name="adam")
 SAME = 2e-2  # of the moves of twenty steps in float32, where Adam makes whole steps of gradients that are rounding only

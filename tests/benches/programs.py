@@ -25,9 +25,9 @@ import numpy as np
 import torch
 
 from coordinator.models.registry import MODELS, Model
-from edge_client.engines.base import ENGINES, open_engine
+from edge_client.engines.base import open_engine
 from edge_client.errors import ProgramRefused
-from edge_client.protocol.program import Program
+from edge_client.protocol.program import ENGINES, Program
 from edge_client.protocol.task import Array
 from export.compiler.program import CompilerOutput, compile_program, vector_of
 from export.compiler.program_functions import vocabulary_size

@@ -13,7 +13,7 @@ import torch
 
 from coordinator.models.registry import Model
 from edge_client.engines.base import run_step
-from edge_client.protocol.program import Program
+from edge_client.protocol.program import ENGINES, Program
 from edge_client.protocol.task import Array
 from tests.support.architectures import ENTRIES
 from tests.support.programs import BATCH, compiled, feeds, model, opened, relative, torch_evaluate, torch_step
@@ -22,7 +22,6 @@ from tests.support.web_steps import check_page
 PAPERS = ("linear-regression", "mnist-mlp", "cifar-lenet", "celeba-cnn", "letters-cnn", "femnist-cnn")
 QUICK = {"linear-regression", "frozen-body", "tied-embedding", "several-buffers", "several-inputs"}
 QUICK |= {"dropout", "pools", "asking"}
-ENGINES = ("onnx", "litert", "pt2")
 SINGLE_STEP = 1e-5
 ROOM = 10  # times what torch's own float32 is off, where that is more: long sums, norms of flat samples, kinks
 ROUNDINGS = 3e-7  # about three of float32

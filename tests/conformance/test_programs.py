@@ -12,7 +12,7 @@ import pytest
 
 from edge_client.engines.base import FIXED_ROLES, UPDATED_ROLES, Engine, run_step
 from edge_client.protocol.messages import canonical_json, parse_json
-from edge_client.protocol.program import FUNCTIONS, MAX_PROGRAM_BYTES, Program
+from edge_client.protocol.program import ENGINES, FUNCTIONS, MAX_PROGRAM_BYTES, Program
 from edge_client.protocol.task import Array
 from export.containers.write_onnx import MAX_IR_VERSION, OPSET, run_onnx
 from tests.support.programs import (
@@ -29,7 +29,6 @@ from tests.support.programs import (
 from tests.support.web_steps import check_life, check_page
 
 MODELS = ("digits-mlp", "wecfl-cnn", "gn-cnn")
-ENGINES = ("onnx", "litert", "pt2")
 # ONNX Runtime has no float64 convolution
 FLOAT64 = {"digits-mlp": ("onnx", "pt2"), "wecfl-cnn": ("pt2",), "gn-cnn": ("pt2",)}
 SINGLE_STEP = 1e-5  # float32: sums over 32 x 784 products round differently in each runtime, by a few 1e-6

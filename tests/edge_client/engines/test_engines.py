@@ -21,11 +21,11 @@ import pytest
 import torch
 
 from edge_client.engines import litert
-from edge_client.engines.base import ENGINES, open_engine, run_step
+from edge_client.engines.base import open_engine, run_step
 from edge_client.engines.onnx import PROVIDERS, runtime
 from edge_client.engines.pt2 import files_read_once, load_graph, read_exported
 from edge_client.errors import ProgramRefused, RuntimeMissing, UsageError
-from edge_client.protocol.program import Function
+from edge_client.protocol.program import ENGINES, Function
 from edge_client.protocol.task import Array
 from tests.support.programs import BATCH, compiled, feeds, model, relative, torch_step
 

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_client.engines.base import ENGINES, FIXED_ROLES, Engine, open_engine
+from edge_client.engines.base import FIXED_ROLES, Engine, open_engine
 from edge_client.engines.golden_run import POOL, Numbers, golden_inputs, run_golden
 from edge_client.engines.onnx import OnnxUpdate
 from edge_client.errors import ProgramRefused, RuntimeMissing
-from edge_client.protocol.program import Program
+from edge_client.protocol.program import ENGINES, Program
 from edge_client.protocol.task import Array
 from edge_client.runtime.golden_results import require_golden
 from export.compiler.golden_run import TOLERANCE, check_golden
