@@ -66,50 +66,20 @@ __all__ = [
     "simulate",
 ]
 
-_METHODS = "coordinator.strategies.registry"  # which also writes their docstrings
+_METHODS = "coordinator.strategies.registry"  # of all other names; it also writes their docstrings
 _MODULES = {  # name -> the module that defines it, or that it is (`fleets`)
     "Bundle": "export.bundle.reader",
-    "CFL": _METHODS,
-    "CAM": _METHODS,
-    "CAMWeCFL": _METHODS,
-    "CLoVE": _METHODS,
     "Comparison": "emulator.api.comparison",
     "ClusterCounts": "emulator.api.cluster_counts",
-    "Ditto": _METHODS,
-    "FLHC": _METHODS,
-    "FeMAM": _METHODS,
-    "FeSEM": _METHODS,
-    "FeSEMMA": _METHODS,
-    "FedAvg": _METHODS,
-    "FedAvgLate": _METHODS,
-    "FedAvgPlus": _METHODS,
-    "FedCenters": _METHODS,
-    "FedDANE": _METHODS,
-    "FedDWS": _METHODS,
-    "FedDist": _METHODS,
-    "FedEM": _METHODS,
-    "FedGroup": _METHODS,
-    "FedProx": _METHODS,
-    "FedProxPlus": _METHODS,
-    "FedRC": _METHODS,
-    "FedSGD": _METHODS,
-    "FedSoft": _METHODS,
     "Fit": "edge_client.protocol.task",
     "Fleet": "emulator.data.fleet",
-    "HypCluster": _METHODS,
-    "IFCA": _METHODS,
     "LocalSgd": "coordinator.strategies.common.local_sgd",
     "MultiCenter": "emulator.api.estimators.multi_center",
-    "NonFed": _METHODS,
-    "PFedMe": _METHODS,
     "Probe": "edge_client.protocol.task",
     "Reply": "edge_client.protocol.task",
     "Result": "emulator.api.result",
-    "ServerOptions": _METHODS,
     "State": "coordinator.strategies.base",
-    "TKM": _METHODS,
     "TrainingProgram": "emulator.api.training_program",
-    "WeCFL": _METHODS,
     "__version__": "edge_client",
     "choose_k": "emulator.api.cluster_counts",
     "compare": "emulator.api.comparison",
@@ -138,19 +108,19 @@ if TYPE_CHECKING:
     from coordinator.strategies.baselines.fedsgd import FedSGD
     from coordinator.strategies.baselines.nonfed import NonFed
     from coordinator.strategies.baselines.pfedme import PFedMe
-    from coordinator.strategies.cfl import CFL
     from coordinator.strategies.clove import CLoVE
     from coordinator.strategies.common.local_sgd import LocalSgd
     from coordinator.strategies.common.server_options import ServerOptions
     from coordinator.strategies.fedem import FedEM, FedRC
-    from coordinator.strategies.fedgroup import FedGroup
     from coordinator.strategies.fedsoft import FedSoft
     from coordinator.strategies.fesem import FeSEM
     from coordinator.strategies.fesem_ma import FeSEMMA
-    from coordinator.strategies.flhc import FLHC
     from coordinator.strategies.held_out.fedcenters import FedCenters
     from coordinator.strategies.ifca import IFCA, HypCluster
     from coordinator.strategies.robust_tkm import TKM
+    from coordinator.strategies.similarity.cfl import CFL
+    from coordinator.strategies.similarity.fedgroup import FedGroup
+    from coordinator.strategies.similarity.flhc import FLHC
     from coordinator.strategies.wecfl import WeCFL
     from edge_client import __version__
     from edge_client.protocol.task import Fit, Probe, Reply
@@ -170,10 +140,10 @@ else:
 
     def __getattr__(name: str) -> object:
         """Fetch a name of `__all__` from its module, once."""
-        if name not in _MODULES:
+        if name not in __all__:
             raise AttributeError(f"module 'fedcenters' has no attribute {name!r}")
         try:
-            where = import_module(_MODULES[name])
+            where = import_module(_MODULES.get(name, _METHODS))
         except ImportError as wrong:
             if file := _hiding_file():
                 raise ImportError(f"{file}: give it another name, or start Python in another folder") from wrong

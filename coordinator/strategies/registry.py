@@ -20,21 +20,21 @@ from coordinator.strategies.baselines.fedprox import FedProx
 from coordinator.strategies.baselines.fedsgd import FedSGD
 from coordinator.strategies.baselines.nonfed import NonFed
 from coordinator.strategies.baselines.pfedme import PFedMe
-from coordinator.strategies.cfl import CFL
 from coordinator.strategies.clove import CLoVE
 from coordinator.strategies.common.method_value import forgotten_decorator
 from coordinator.strategies.common.server_options import ServerOptions
 from coordinator.strategies.common.setting_checks import KINDS
 from coordinator.strategies.documentation import method_doc, settings_doc
 from coordinator.strategies.fedem import FedEM, FedRC
-from coordinator.strategies.fedgroup import FedGroup
 from coordinator.strategies.fedsoft import FedSoft
 from coordinator.strategies.fesem import FeSEM
 from coordinator.strategies.fesem_ma import FeSEMMA
-from coordinator.strategies.flhc import FLHC
 from coordinator.strategies.held_out.fedcenters import FedCenters
 from coordinator.strategies.ifca import IFCA, HypCluster
 from coordinator.strategies.robust_tkm import TKM
+from coordinator.strategies.similarity.cfl import CFL
+from coordinator.strategies.similarity.fedgroup import FedGroup
+from coordinator.strategies.similarity.flhc import FLHC
 from coordinator.strategies.wecfl import WeCFL
 from edge_client.errors import ConfigError, UsageError
 from export.plugins import find_by_name, nearest_name_hint

@@ -20,6 +20,7 @@ from edge_client.protocol.tensors import MAX_HEADER_BYTES
 
 FORMAT_VERSION = 1
 FUNCTIONS = ("step", "evaluate", "infer")
+ENGINES = ("onnx", "litert", "pt2")  # the runtimes of devices: each a module of edge_client/engines/
 FROZEN = "frozen"  # the file beside those of the functions that holds what no training changes
 MAX_PROGRAM_BYTES = 1 << 20  # program.json
 MAX_CONTAINER_BYTES = 256 << 20
@@ -44,7 +45,6 @@ _FUNCTION = validators.one_of(*FUNCTIONS)
 _FILE = validators.one_of(*FUNCTIONS, FROZEN)
 Loss = Literal["cross-entropy", "token-cross-entropy", "pixel-cross-entropy", "squared-error"]
 LOSSES = get_args(Loss)
-ENGINES = ("onnx", "litert", "pt2")  # the runtimes that train
 OWN = "own"  # the loss in program.json of a program with a loss of its user's; `targets` then says what y is
 IGNORED = -100  # the label of a position that no loss and no count takes in; torch's ignore_index
 _LOSS = validators.one_of(*LOSSES)

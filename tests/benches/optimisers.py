@@ -29,7 +29,7 @@ from onnx import helper
 from coordinator.models.registry import Model
 from edge_client.engines.base import Engine, LocalUpdate, open_engine
 from edge_client.engines.onnx import OnnxUpdate, session
-from edge_client.protocol.program import Function, Port
+from edge_client.protocol.program import ENGINES, Function, Port
 from edge_client.protocol.task import Array, Optimiser
 from edge_client.training.optimiser import Rule, StepScalars
 from export.compiler.program import CompilerOutput, compile_program

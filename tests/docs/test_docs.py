@@ -192,13 +192,9 @@ def test_the_papers_page_names_every_method() -> None:
     assert set(METHODS) - named - {"nonfed"} == set()
 
 
-def test_a_page_that_counts_the_methods_counts_them_all() -> None:
-    said = re.compile(
-        r"There are \[?(\d+)(?: methods| \(\[methods)|All \[(\d+) methods|(\d+) methods behind|of (\d+) methods,"
-    )
-    found = [(called(page), count) for page in PAGES for counts in said.findall(words_of(page)) for count in counts]
-    assert {count for _, count in found} == {"", str(len(METHODS))}
-    assert {page for page, count in found if count} > {"README.md", "docs/concepts.md", "docs/glossary.md"}
+def test_the_readme_counts_all_methods_and_no_other_page_counts_them() -> None:
+    found = [(called(page), n) for page in PAGES for n in re.findall(r"(\d+) methods\]", words_of(page))]
+    assert found == [("README.md", str(len(METHODS)))]
 
 
 def test_a_page_installs_a_checkout_while_no_registry_has_a_release() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from edge_client.protocol.program import Program
 from edge_client.protocol.task import Schema, TensorSpec
 
 DOCUMENT = (Path(__file__).parents[2] / "PROTOCOL.md").read_text(encoding="utf-8")
+VECTORS = json.loads((Path(__file__).parent / "vectors.json").read_text(encoding="utf-8"))
 SECTIONS = dict(re.findall(r"^## (\d+)\. .*?\n(.*?)(?=^## |\Z)", DOCUMENT, re.DOTALL | re.MULTILINE))
 MESSAGES, ANSWERS = SECTIONS["7"], SECTIONS["13"]
 KEY = {"run", "round", "exchange"}
@@ -48,6 +51,41 @@ def test_every_field_of_a_sum_is_in_its_section(job: str) -> None:
     fields = set(message_schemas.SUM_TABLES[job]) | set(message_schemas.SCALE_TABLE)
     choices = {"only", "given", "loss", "nearest", "shares", "posterior", "asked", "center", "mixture"}
     assert sorted((fields | choices | set(message_schemas.SUM_STAGES)) - words(SECTIONS["21"])) == []
+
+
+def fields_below(check: object, place: str) -> set[tuple[str, str]]:
+    """The fields of the records in a field, each with the name of the field that has the record."""
+    found = set[tuple[str, str]]()
+    for part in [cell.cell_contents for cell in getattr(check, "__closure__", None) or ()]:
+        if not isinstance(part, Mapping):
+            found |= fields_below(part, place)
+            continue
+        rows = [row for value in part.values() for row in (value.items() if isinstance(value, Mapping) else ())]
+        rows += [(name, value[0]) for name, value in part.items() if isinstance(value, tuple)]
+        found |= {(place, name) for name, _ in rows}
+        found = found.union(*(fields_below(inner, name) for name, inner in rows))
+    return found
+
+
+def spelled_fields(value: object, place: str = "") -> set[tuple[str, str]]:
+    if isinstance(value, list):
+        return set().union(*(spelled_fields(each, place) for each in value))
+    if not isinstance(value, dict):
+        return set()
+    return {(place, name) for name in value}.union(*(spelled_fields(inner, name) for name, inner in value.items()))
+
+
+@pytest.mark.parametrize("kind", [*sorted(message_schemas.MESSAGE_KINDS), "fit", "probe"])
+def test_every_field_of_a_record_is_in_the_document_and_in_a_vector_that_is_written_out(kind: str) -> None:
+    """The vectors are what the page in JavaScript and the device in Go read: a field that they lack fails there."""
+    jobs = ("fit", "probe")
+    table = message_schemas.table_of("task", {"job": kind}, down=True) if kind in jobs else None
+    rows = (table or message_schemas.MESSAGE_TABLES[kind]).items()
+    fields = set[tuple[str, str]]().union(*(fields_below(check, name) for name, (check, _) in rows))
+    spelled = spelled_fields([json.loads(text) for text in VECTORS["spelled"].values()])
+    candidates = {("models", "own"), ("models", "init")}  # of the vector `probe`, of which only the hash is written
+    assert sorted(fields - spelled - candidates) == []
+    assert sorted({name for _, name in fields} - set(re.findall(r"\w+", MESSAGES + SECTIONS["8"]))) == []
 
 
 def test_fields_of_every_message_are_listed() -> None:

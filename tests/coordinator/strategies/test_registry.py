@@ -11,17 +11,17 @@ from coordinator.strategies.baselines.ditto import Ditto
 from coordinator.strategies.baselines.fedavg_plus import FedAvgPlus
 from coordinator.strategies.baselines.feddist import FedDist
 from coordinator.strategies.baselines.pfedme import PFedMe
-from coordinator.strategies.cfl import CFL
 from coordinator.strategies.clove import CLoVE
 from coordinator.strategies.common.local_sgd import LocalSgd
 from coordinator.strategies.common.server_options import ServerOptions
 from coordinator.strategies.fedem import FedEM
-from coordinator.strategies.fedgroup import FedGroup
 from coordinator.strategies.fedsoft import FedSoft
 from coordinator.strategies.fesem import FeSEM
-from coordinator.strategies.flhc import FLHC
 from coordinator.strategies.ifca import IFCA
 from coordinator.strategies.registry import METHODS, Setting, make_method, method_settings
+from coordinator.strategies.similarity.cfl import CFL
+from coordinator.strategies.similarity.fedgroup import FedGroup
+from coordinator.strategies.similarity.flhc import FLHC
 from edge_client.errors import ConfigError, UsageError
 
 

@@ -10,9 +10,9 @@ import pytest
 from coordinator.rounds.metrics import ari
 from coordinator.storage import state_codec
 from coordinator.strategies.base import Exchange, Replies, State, drive
-from coordinator.strategies.cfl import CFL
 from coordinator.strategies.common.center_tree import SplitTree
 from coordinator.strategies.common.sampling import sample_cohort
+from coordinator.strategies.similarity.cfl import CFL
 from edge_client.protocol.task import Fit, Flat, Reply
 from tests.support.softmax_program import grouped_fleet, play, schema
 

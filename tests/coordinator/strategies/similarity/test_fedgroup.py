@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from coordinator.rounds.metrics import ari
-from coordinator.strategies.fedgroup import FedGroup
+from coordinator.strategies.similarity.fedgroup import FedGroup
 from tests.support.methods import world
 from tests.support.softmax_program import grouped_fleet, play
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from coordinator.rounds.metrics import ari
-from coordinator.strategies.flhc import FLHC
+from coordinator.strategies.similarity.flhc import FLHC
 from tests.support.methods import build, world
 from tests.support.softmax_program import grouped_fleet, play
 
