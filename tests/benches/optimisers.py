@@ -17,8 +17,6 @@ from dataclasses import dataclass, replace
 from itertools import count, pairwise
 from pathlib import Path
 
-from edge_client.protocol.program import ENGINES
-
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
