@@ -206,14 +206,15 @@ def refuse_untraceable(source: TraceSource, wrong: Exception) -> NoReturn:
 def _refused_layer(source: TraceSource, layers: str, operator: str, reason: str) -> ProgramRefused:
     return ProgramRefused(
         f"model {source.name!r} cannot become a training program: {layers} uses {operator}: {reason}",
-        hint="leave the layer out or replace it; docs/what-compiles.md lists what compiles",
+        hint="leave the layer out or replace it; docs/train-your-own-model.md lists what compiles",
     )
 
 
 def _refused_loss(source: TraceSource, loss: str, operator: str, reason: str) -> ProgramRefused:
     return ProgramRefused(
         f"model {source.name!r} cannot become a training program: {loss} uses {operator}: {reason}",
-        hint="compute the loss by operators of docs/what-compiles.md, and without writes in place",
+        hint="compute the loss by other operators, and without writes in place; docs/train-your-own-model.md lists "
+        "what compiles",
     )
 
 
