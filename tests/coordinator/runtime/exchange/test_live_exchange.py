@@ -359,6 +359,18 @@ def test_a_task_that_is_sent_again_does_not_end_a_row_of_refusals(coordinator: W
     assert "d0" not in asked_of(coordinator, 4, "no_space")
 
 
+def test_an_update_more_than_are_wanted_in_one_sync_is_told_that_it_is_late(coordinator: WiredCoordinator) -> None:
+    coordinator.ask(KEY, len(DEVICES) - 1)
+    coordinator.said()
+    coordinator.more = True
+    for cid in DEVICES:
+        coordinator.announce(cid, 0, KEY)
+    assert told(coordinator) == []
+    coordinator.dispatcher.exchange.sync()
+    statuses = [status for _, kind, status in told(coordinator) if kind == "ack"]
+    assert sorted(statuses) == ["late", *["ok"] * (len(DEVICES) - 1)]
+
+
 def test_a_late_update_ends_a_row_of_refusals_as_any_other(coordinator: WiredCoordinator) -> None:
     for number in range(1, 5):
         asked_of(coordinator, number, "no_space")
