@@ -14,7 +14,7 @@ import pytest
 from coordinator.rounds.silence import LastingRefusals, Misses
 from coordinator.rounds.update_validation import AskedStage
 from coordinator.runtime.exchange.exchange_driver import open_exchange
-from coordinator.runtime.exchange.live_exchange import HEARTBEAT_S, LiveExchange
+from coordinator.runtime.exchange.live_exchange import LiveExchange
 from coordinator.runtime.exchange.task_messages import prepare_tasks
 from coordinator.storage.exchange_store import ExchangeKey
 from coordinator.strategies.base import StreamingExchange
@@ -106,7 +106,7 @@ def test_a_restart_goes_on_with_the_time_that_the_last_heartbeat_left(tmp_path: 
     live, _ = asked(first)
     assert live.wakes_at_s == clock.time_s + 5.0
     for _ in range(3):
-        clock.time_s += HEARTBEAT_S - 0.5
+        clock.time_s += 4.5
         live.tick()  # at 4.5 s none, at 9 s one, at 13.5 s none
     first.store.close()
     again = WiredCoordinator(tmp_path, clock, 0, len(DEVICES))
@@ -240,7 +240,7 @@ def test_a_closing_stops_those_who_have_not_answered_and_counts_their_silence(
         "gone": Misses(4, 15),
     }
     assert live.late_updates is None
-    assert live.wakes_at_s == clock.time_s + HEARTBEAT_S
+    assert live.wakes_at_s == clock.time_s + 5.0
     assert math.isinf(live.unsynced_since_s)
 
 
