@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.rounds.silence import LastingRefusals, Misses
+from coordinator.rounds.silence import Misses
 from coordinator.rounds.update_validation import AskedStage
 from coordinator.runtime.exchange.exchange_driver import open_exchange
 from coordinator.runtime.exchange.live_exchange import LiveExchange
@@ -387,14 +387,3 @@ def test_a_late_update_ends_a_row_of_refusals_as_any_other(coordinator: WiredCoo
 
 def test_a_device_that_refuses_for_another_reason_is_asked_each_time(coordinator: WiredCoordinator) -> None:
     assert all("d0" in asked_of(coordinator, number, "no_data") for number in range(1, 8))
-
-
-def test_a_device_that_can_do_one_kind_of_task_is_asked_for_that() -> None:
-    known = LastingRefusals()
-    for _ in range(3):
-        known.note("d0", "fit", "no_space")
-    assert (known.unable("d0", "fit"), known.unable("d0", "probe"), known.unable("d1", "fit")) == ("no_space", "", "")
-    known.forget("d0", "probe")
-    assert known.unable("d0", "fit")
-    known.forget("d0", "fit")
-    assert not known.unable("d0", "fit")
