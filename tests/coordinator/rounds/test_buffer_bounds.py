@@ -57,3 +57,9 @@ def test_without_a_center_a_variance_is_measured_by_itself() -> None:
     assert found[-1] == 0
     with pytest.raises(Malformed, match="at least 0"):
         bounded_buffers(vector([0.0, 0.0], [1.0, -0.1]), None, SCHEMA)
+
+
+@pytest.mark.parametrize("center", [None, vector([0.0, 0.0], [1.0, 1.0])])
+def test_an_update_whose_variances_are_not_negative_is_returned_as_it_is(center: Flat | None) -> None:
+    update = vector([-1.0, 0.0], [0.0, 0.5])
+    assert bounded_buffers(update, center, SCHEMA) is update
