@@ -101,7 +101,7 @@ class Manifest:
         out: dict[str, Any] = {"sha256": self.sha256, "size": self.size, "block": self.block, "kind": self.kind}
         if self.inline is not None:
             out["inline"] = base64.b64encode(self.inline).decode("ascii")
-        if self.key is not None and self.sig is not None:
+        if self.sig is not None:  # then there is a key
             out |= {"key": self.key, "sig": self.sig}
         return out
 

@@ -91,9 +91,10 @@ def test_a_count_that_lies_is_told(rng: np.random.Generator, extra: int) -> None
         assert "devices are counted" in (why_impossible(asked, words) or "")
 
 
-def test_a_center_cannot_be_moved_further_than_the_weights_allow(rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("place", [0, 2, SIZE - 1])
+def test_a_center_cannot_be_moved_further_than_the_weights_allow(rng: np.random.Generator, place: int) -> None:
     asked, words = summed(rng, 20, 0.01, stage="add")
-    words[0] += np.uint32(21 * asked[0].scale.levels)
+    words[place : place + 1] += np.uint32(21 * asked[0].scale.levels)
     assert "times as long as the weights allow" in (why_impossible(asked, words) or "")
 
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import kstest, norm
 
-from coordinator.aggregation.privacy import COUNT_SHARE, epsilon_spent, release_centers, seeded_normals
+from coordinator.aggregation.privacy import epsilon_spent, release_centers, seeded_normals
 from coordinator.config_sections import RunConfig
 from coordinator.rounds.privacy_accounting import RELEASES_KEY, count_releases, privacy_spent, with_noise_key
 from coordinator.storage.privacy_noise_key import open_noise_key
@@ -41,6 +41,8 @@ ROWS, CENTERS = RNG.standard_normal((40, 6)), RNG.standard_normal((2, 6))
 R: Array = np.eye(2)[np.arange(40) % 2]
 NOISY = ServerOptions(privacy_noise=1.0)
 SILENT = 1e-12  # noise that can be neglected
+
+COUNT_SHARE = 0.3  # b of the formula
 
 
 def released(

@@ -83,6 +83,11 @@ def test_nothing_summed_costs_nothing() -> None:
     assert epsilon_of(np.zeros(len(ORDERS)), 1e-5) == 0.0
 
 
+def test_the_orders_are_those_whose_costs_stored_runs_have() -> None:
+    """A run that goes on adds the costs of its new sums to the stored ones, order by order."""
+    assert (len(ORDERS), ORDERS.sum(), ORDERS[0], ORDERS[-1]) == (102, 65_881, 2, 4_096)
+
+
 def test_the_bound_is_that_of_the_theorem_at_a_low_and_at_a_high_order() -> None:
     low, high = (int(np.flatnonzero(order == ORDERS)[0]) for order in (2, 4096))
     bound = skellam_rdp(4.0, 3.0, 5.0)  # mu, D2, D1

@@ -56,10 +56,21 @@ def test_a_graph_that_does_not_exist_is_refused(cids: str, k: int) -> None:
         neighbour_graph(SEED, cids, k)
 
 
-def test_two_devices_are_each_others_neighbours_and_one_has_none() -> None:
-    assert neighbour_graph(SEED, "ab", 1) == {"a": ("b",), "b": ("a",)}
-    with pytest.raises(Malformed, match="bad_field"):
-        neighbour_graph(SEED, "a", 0)
+@pytest.mark.parametrize(
+    ("devices", "degrees"),
+    [(0, []), (1, []), (2, [1]), (3, [2]), (4, [2, 3]), (5, [2, 4]), (6, [2, 4, 5]), (7, [2, 4, 6])],
+)
+def test_there_is_a_ring_of_each_even_degree_and_the_complete_graph(devices: int, degrees: list[int]) -> None:
+    found = []
+    for k in range(-2, devices + 2):
+        try:
+            graph = neighbour_graph(SEED, "abcdefg"[:devices], k)
+        except Malformed:
+            continue
+        found.append(k)
+        assert {len(set(near) - {cid}) for cid, near in graph.items()} == {k}
+        assert parts(graph, set(graph)) == 1
+    assert found == degrees
 
 
 def test_a_seed_of_another_size_is_refused() -> None:

@@ -121,8 +121,9 @@ def test_the_coordinator_reads_who_is_revoked_beside_its_key_and_keeps_it_when_t
     work.revoke("d2")
     assert told.names() == {"d1", "d2"}
     (work.folder / "coordinator" / REVOKED_FILE).write_bytes(b"\xff")
-    assert [told.names(), told.names()] == [{"d1", "d2"}] * 2
-    assert len(caplog.records) == 1
+    for _ in range(2):  # it says so at the first look, and once
+        assert told.names() == {"d1", "d2"}
+        assert len(caplog.records) == 1
     assert "make it readable" in caplog.text
 
 

@@ -59,6 +59,16 @@ def test_the_same_answers_send_the_same_messages() -> None:
     assert (first.sent, first.server) == (again.sent, again.server)
 
 
+@pytest.mark.parametrize("silent", [1, 2])
+def test_shares_of_five_devices_go_on_and_those_of_fewer_close_the_sum(silent: int) -> None:
+    cohort = SecureCohort.of(6)
+    cohort.deal(cids(6)[:silent])
+    assert ("relay" in cohort.sent) == (silent == 1)
+    if silent == 2:
+        assert isinstance(cohort.outcome, SumFailed)
+        assert cohort.outcome.message == "4 devices sent shares that others hold; at least 5 must"
+
+
 def test_too_few_uploads_close_the_sum_and_nothing_is_asked() -> None:
     cohort = SecureCohort.of(6)
     cohort.run((), cids(6)[:2])

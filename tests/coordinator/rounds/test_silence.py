@@ -12,6 +12,7 @@ from coordinator.rounds.exchange_rules import OpenExchange
 from coordinator.rounds.silence import (
     ANSWERS_FOR_ONE,
     WAITED_MISSES,
+    LastingRefusals,
     Misses,
     count_misses,
     is_waited_for,
@@ -68,6 +69,11 @@ def test_where_no_answer_is_needed_an_exchange_of_silent_devices_is_over_at_once
 def test_an_answer_that_pays_for_nothing_ends_a_row_and_leaves_what_is_owed() -> None:
     misses = {"d": Misses(2, 8)}
     assert count_misses(misses, answered(opened("abcd"), "abcd"), told="abcd", pays=False) == {"d": Misses(0, 8)}
+
+
+def test_the_last_answer_that_is_owed_leaves_nothing() -> None:
+    misses = {"a": Misses(2, 1), "b": Misses(0, 2), "c": Misses(1, 0)}
+    assert count_misses(misses, answered(opened("abcd"), "abcd"), told="abcd") == {"b": Misses(0, 1)}
 
 
 def test_a_refusal_of_the_last_device_that_is_waited_for_ends_it() -> None:
@@ -146,13 +152,34 @@ def test_of_a_fleet_whose_devices_are_often_away_a_tenth_is_left_out_at_most() -
     fleet = [f"d{i:02d}" for i in range(30)]
     misses = {cid: Misses(0, 12 + (cid == "d07")) for cid in fleet}
     assert silent_devices(misses, fleet) == {"d00", "d01", "d07"}
-    assert silent_devices(misses | {"d29": Misses(3, 12)}, fleet) == {"d00", "d01", "d07", "d29"}
+    assert silent_devices(misses | {"d29": Misses(3, 15)}, fleet) == {"d00", "d01", "d07", "d29"}
 
 
 def test_a_sum_leaves_out_no_more_devices_for_what_they_owe_than_it_may_lose() -> None:
     misses = {cid: Misses(0, 12) for cid in "abc"} | {"d": Misses(3, 12)}
     assert silent_devices(misses, "abcd", 0) == {"d"}  # it does not answer
     assert silent_devices(misses, "abcd", 1) == silent_devices(misses, "abcd", 9) == {"a", "d"}
+
+
+def test_a_device_that_can_do_one_kind_of_task_is_asked_for_that() -> None:
+    known = LastingRefusals()
+    for _ in range(3):
+        known.note("d0", "fit", "no_space")
+    assert (known.unable("d0", "fit"), known.unable("d0", "probe"), known.unable("d1", "fit")) == ("no_space", "", "")
+    known.forget("d0", "probe")
+    assert known.unable("d0", "fit")
+    known.forget("d0", "fit")
+    assert not known.unable("d0", "fit")
+
+
+def test_a_device_that_refused_is_asked_as_often_as_a_silent_one_is_waited_for() -> None:
+    known, asked = LastingRefusals(), list[int]()
+    for row in range(20):
+        if not known.skips("d0"):
+            asked.append(row)
+            known.note("d0", "fit", "no_space")
+    assert asked == [0, 1, 2, 4, 8, 16]
+    assert not known.skips("d1")
 
 
 @pytest.mark.parametrize("silent", [0, 1])

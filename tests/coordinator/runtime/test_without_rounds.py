@@ -40,8 +40,8 @@ from edge_client.runtime.client import Client
 from edge_client.training.learner import EngineLearner
 from edge_client.transport.clock import SystemClock
 from emulator.simulation.emulated_devices import EmulatedDevices, round_through_f32_delta
-from tests.coordinator.rounds.test_asynchronous_training import a_start
-from tests.coordinator.rounds.test_asynchronous_training import rules as a_rules
+from tests.coordinator.rounds.asynchronous.test_training import a_start
+from tests.coordinator.rounds.asynchronous.test_training import rules as a_rules
 from tests.support import softmax_program
 from tests.support.mqtt_device import coordinator_dial, mqtt_device
 from tests.support.virtual_federation import BALLAST, Federation, Spy, config, program, seed_program

@@ -65,6 +65,15 @@ def test_one_flipped_bit_anywhere_is_noticed(at: int, bit: int) -> None:
         unpack_block(bytes(message), M, 0)
 
 
+def test_each_block_of_a_blob_has_its_place_and_there_is_none_beyond_the_last() -> None:
+    for index, (start, stop) in enumerate([(0, 4_096), (4_096, 8_192), (8_192, 10_240)]):
+        assert body_range(M, index) == (start, stop)
+        assert unpack_block(pack_block(DATA[start:stop], index, 3), M, index) == DATA[start:stop]
+    for index in (-1, 3, 4, True):
+        with pytest.raises(Malformed, match=r"^bad_range: "):
+            body_range(M, index)
+
+
 def with_header(version: int, flags: int, zero: int) -> bytes:
     """Block 0 with a right checksum over a wrong header."""
     head = struct.pack("<BBHII", version, flags, zero, 0, 3)
@@ -83,6 +92,7 @@ def with_header(version: int, flags: int, zero: int) -> bytes:
         (with_header(1, 1, 0), 0, "bad_field"),
         (with_header(1, 0, 1), 0, "bad_field"),
         (pack_block(DATA[:4096], 0, 3)[: HEADER.size - 1], 0, "bad_field"),
+        (b"\x02" + bytes(HEADER.size - 1), 0, "bad_version"),
         (pack_block(DATA[1:4097], 0, 3)[:16] + DATA[:4096], 0, "bad_hash"),
     ],
 )
@@ -95,6 +105,12 @@ def test_a_wrong_block_is_refused_by_name(message: bytes, index: int, code: str)
 def test_no_impossible_block_is_packed(body: bytes, index: int, total: int) -> None:
     with pytest.raises(Malformed):
         pack_block(body, index, total)
+
+
+def test_a_block_has_1_mib_at_most() -> None:
+    assert len(pack_block(bytes(1 << 20), 0, 1)) == HEADER.size + (1 << 20)
+    with pytest.raises(Malformed, match=r"^bad_field: "):
+        pack_block(bytes((1 << 20) + 1), 0, 1)
 
 
 @pytest.mark.parametrize("manifest", [M, SIGNED, manifest_of(b"small", "stats", inline=True)])
@@ -120,7 +136,7 @@ def test_only_small_blobs_travel_inline() -> None:
         ({"size": 0}, "bad_field"),
         ({"size": True}, "bad_field"),
         ({"size": 1.0}, "bad_field"),
-        ({"size": 2**62}, "bad_field"),
+        ({"size": 2**53}, "bad_field"),
         ({"size": 2**53 - 1}, "too_big"),
         ({"size": 4096 * 65_537}, "bad_field"),
         ({"block": 0}, "bad_field"),
@@ -142,6 +158,16 @@ def test_only_small_blobs_travel_inline() -> None:
 def test_a_manifest_that_no_one_could_serve_is_refused_by_name(change: dict[str, Any], code: str) -> None:
     with pytest.raises(Malformed, match=rf"^{code}: "):
         Manifest.from_json(M.to_json() | change)
+
+
+def test_a_blob_has_65536_blocks_at_most() -> None:
+    assert Manifest.from_json(M.to_json() | {"size": 4_096 * 65_536}).total == 65_536
+
+
+@pytest.mark.parametrize("other", [None, 5, "model", [M.to_json()]])
+def test_a_manifest_is_an_object(other: object) -> None:
+    with pytest.raises(Malformed, match=r"^bad_field: a manifest is an object"):
+        Manifest.from_json(other)
 
 
 GREATEST = dict.fromkeys(KIND_LIMITS, 4 << 30) | {
@@ -219,6 +245,11 @@ def test_missing_runs_are_the_first_blocks_that_are_neither_here_nor_asked_for(
 def test_a_bitmap_of_the_wrong_length_or_with_spare_bits_is_refused(total: int, text: str) -> None:
     with pytest.raises(Malformed):
         Bitmap.from_base64(total, text)
+
+
+@pytest.mark.parametrize(("total", "size"), [(1, 1), (8, 1), (9, 2), (65_536, 8_192)])
+def test_a_bitmap_has_a_byte_for_eight_blocks(total: int, size: int) -> None:
+    assert len(Bitmap(total).to_bytes()) == size
 
 
 @pytest.mark.parametrize("index", [-1, 10, True])

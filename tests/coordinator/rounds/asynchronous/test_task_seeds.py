@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from coordinator.rounds.asynchronous.training import hand_out
-from tests.coordinator.rounds.test_asynchronous_training import a_start, answer, rules
+from tests.coordinator.rounds.asynchronous.test_training import a_start, answer, rules
 
 
 @pytest.mark.parametrize("method", ["fesem", "ifca"])

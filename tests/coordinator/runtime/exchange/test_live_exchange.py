@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from coordinator.rounds.silence import LastingRefusals, Misses
+from coordinator.rounds.silence import Misses
 from coordinator.rounds.update_validation import AskedStage
 from coordinator.runtime.exchange.exchange_driver import open_exchange
-from coordinator.runtime.exchange.live_exchange import HEARTBEAT_S, LiveExchange
+from coordinator.runtime.exchange.live_exchange import LiveExchange
 from coordinator.runtime.exchange.task_messages import prepare_tasks
 from coordinator.storage.exchange_store import ExchangeKey
 from coordinator.strategies.base import StreamingExchange
@@ -106,7 +106,7 @@ def test_a_restart_goes_on_with_the_time_that_the_last_heartbeat_left(tmp_path: 
     live, _ = asked(first)
     assert live.wakes_at_s == clock.time_s + 5.0
     for _ in range(3):
-        clock.time_s += HEARTBEAT_S - 0.5
+        clock.time_s += 4.5
         live.tick()  # at 4.5 s none, at 9 s one, at 13.5 s none
     first.store.close()
     again = WiredCoordinator(tmp_path, clock, 0, len(DEVICES))
@@ -240,7 +240,7 @@ def test_a_closing_stops_those_who_have_not_answered_and_counts_their_silence(
         "gone": Misses(4, 15),
     }
     assert live.late_updates is None
-    assert live.wakes_at_s == clock.time_s + HEARTBEAT_S
+    assert live.wakes_at_s == clock.time_s + 5.0
     assert math.isinf(live.unsynced_since_s)
 
 
@@ -359,6 +359,18 @@ def test_a_task_that_is_sent_again_does_not_end_a_row_of_refusals(coordinator: W
     assert "d0" not in asked_of(coordinator, 4, "no_space")
 
 
+def test_an_update_more_than_are_wanted_in_one_sync_is_told_that_it_is_late(coordinator: WiredCoordinator) -> None:
+    coordinator.ask(KEY, len(DEVICES) - 1)
+    coordinator.said()
+    coordinator.more = True
+    for cid in DEVICES:
+        coordinator.announce(cid, 0, KEY)
+    assert told(coordinator) == []
+    coordinator.dispatcher.exchange.sync()
+    statuses = [status for _, kind, status in told(coordinator) if kind == "ack"]
+    assert sorted(statuses) == ["late", *["ok"] * (len(DEVICES) - 1)]
+
+
 def test_a_late_update_ends_a_row_of_refusals_as_any_other(coordinator: WiredCoordinator) -> None:
     for number in range(1, 5):
         asked_of(coordinator, number, "no_space")
@@ -375,14 +387,3 @@ def test_a_late_update_ends_a_row_of_refusals_as_any_other(coordinator: WiredCoo
 
 def test_a_device_that_refuses_for_another_reason_is_asked_each_time(coordinator: WiredCoordinator) -> None:
     assert all("d0" in asked_of(coordinator, number, "no_data") for number in range(1, 8))
-
-
-def test_a_device_that_can_do_one_kind_of_task_is_asked_for_that() -> None:
-    known = LastingRefusals()
-    for _ in range(3):
-        known.note("d0", "fit", "no_space")
-    assert (known.unable("d0", "fit"), known.unable("d0", "probe"), known.unable("d1", "fit")) == ("no_space", "", "")
-    known.forget("d0", "probe")
-    assert known.unable("d0", "fit")
-    known.forget("d0", "fit")
-    assert not known.unable("d0", "fit")

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.rounds.silence import Misses
-from coordinator.runtime.exchange.task_window import LONGEST_S, PLACE_S, TaskWindow, line_of
+from coordinator.runtime.exchange.task_window import TaskWindow, line_of
 from coordinator.storage.exchange_store import ExchangeKey
 from tests.support.virtual_federation import TOPICS, Federation, Outcome, Spy
 from tests.support.virtual_time import VirtualClock
@@ -36,10 +36,10 @@ def test_at_most_the_window_begins_within_a_place_s_time_and_every_device_gets_i
             assert cid not in begun
             assert cid not in answered
             begun[cid] = now_s
-        assert sum(now_s - since_s < PLACE_S for cid, since_s in begun.items() if cid not in answered) <= size
+        assert sum(now_s - since_s < 10.0 for cid, since_s in begun.items() if cid not in answered) <= size
 
     hand_out()
-    for event in [*events, *[PLACE_S, "quiet"] * devices]:
+    for event in [*events, *[10.0, "quiet"] * devices]:
         if isinstance(event, float):
             now_s += event
         elif event == "quiet":
@@ -55,18 +55,18 @@ def test_a_coordinator_that_does_not_keep_up_hands_out_no_more() -> None:
     window = TaskWindow(2)
     window.put("abc")
     assert window.take(0.0) == ["a", "b"]
-    window.free(5 * PLACE_S, quiet=False)
-    assert window.take(5 * PLACE_S) == []
+    window.free(50.0, quiet=False)
+    assert window.take(50.0) == []
     window.leave("b")
-    assert window.take(5 * PLACE_S) == ["c"]
+    assert window.take(50.0) == ["c"]
 
 
 def test_devices_that_never_let_it_rest_keep_the_others_waiting_for_a_minute_at_most() -> None:
     window = TaskWindow(2)
     window.put("abc")
     assert window.take(0.0) == ["a", "b"]
-    window.free(LONGEST_S, quiet=False)
-    assert window.take(LONGEST_S) == ["c"]
+    window.free(60.0, quiet=False)
+    assert window.take(60.0) == ["c"]
 
 
 def test_a_place_is_taken_back_after_ten_seconds_in_quiet_and_after_a_minute_in_any_case() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from coordinator.rounds.asynchronous.training import Rules, begin_training
 from coordinator.runtime.exchange.exchange_driver import open_exchange
 from coordinator.runtime.exchange.live_exchange import LiveExchange
 from coordinator.runtime.exchange.updates_and_test import UpdatesAndTest
+from coordinator.runtime.exchange.upload_receiver import Announcement
 from coordinator.storage.exchange_store import ExchangeKey
 from coordinator.strategies.base import State
 from coordinator.strategies.registry import make_method
@@ -152,6 +154,16 @@ def test_an_answer_to_the_test_by_a_device_at_work_leaves_what_has_come_of_its_u
         coordinator.send(key, at_work, 0, [update.total - 1])
         assert heard(coordinator)["ack"] == [at_work]
         assert coordinator.store.exchanges.replies(key)[at_work].sha256 == update.sha256
+
+
+def test_what_is_announced_of_neither_the_updates_nor_the_test_is_not_taken(coordinator: WiredCoordinator) -> None:
+    live, _ = begun(coordinator, 1)
+    update, key = manifest_of(b"update", "delta"), ExchangeKey("run1", 9, 9)
+    strange = Announcement(cid="d0", key=key, ident="x", attempt=0, n=SAMPLES, seconds=1.0, update=update)
+    assert not live.takes(strange)
+    begin_test(coordinator, live)
+    assert not live.takes(strange)
+    assert live.takes(replace(strange, key=TEST))
 
 
 def test_time_wakes_it_for_the_updates_or_the_test_whichever_is_first(coordinator: WiredCoordinator) -> None:

@@ -11,7 +11,6 @@ from coordinator.nearest.fleet_profiles import answer_profiles, distance_of, mak
 from edge_client.errors import Malformed
 from edge_client.protocol.messages import canonical_json, parse_json
 from edge_client.protocol.nearest.answer_moments import (
-    MAX_CLASSES,
     AnswerLook,
     AnswerMoments,
     answer_moments,
@@ -96,21 +95,21 @@ def test_a_look_that_no_answers_have_is_refused(place: str) -> None:
     elif place == "nan":
         values[5] = np.nan
     elif place == "beyond":
-        values = np.zeros(1 + 2 * vector_size(MAX_CLASSES + 1))
+        values = np.zeros(1 + 2 * vector_size(33))
     else:
         values = values[:-1]
     with pytest.raises(Malformed):
         AnswerLook.from_vector(values)
 
 
-@pytest.mark.parametrize("size", [1, 2, 4, 2 * vector_size(CLASSES), 1 + 2 * vector_size(MAX_CLASSES + 1)])
+@pytest.mark.parametrize("size", [1, 2, 4, 2 * vector_size(CLASSES), 1 + 2 * vector_size(33)])
 def test_a_look_of_a_length_that_no_number_of_classes_has_is_refused_with_its_length(size: int) -> None:
     with pytest.raises(Malformed, match=f"^bad_schema: {size} numbers are no moments"):
         AnswerLook.from_vector(np.zeros(size))
 
 
 def test_a_look_of_a_model_of_as_many_classes_as_a_profile_may_have_is_read() -> None:
-    none = answer_moments(np.zeros((0, MAX_CLASSES)))
+    none = answer_moments(np.zeros((0, 32)))
     assert AnswerLook.from_vector(AnswerLook(entropy=1.0, train=none, test=none).to_vector()).train.n == 0
 
 
@@ -133,7 +132,7 @@ def test_a_guide_keeps_the_profiles_of_its_centers() -> None:
     assert write_router(read) == data
 
 
-@pytest.mark.parametrize("changed", [{"classes": CLASSES + 1}, {"classes": MAX_CLASSES + 1}, {"profiles": "AAAA"}])
+@pytest.mark.parametrize("changed", [{"classes": CLASSES + 1}, {"classes": 33}, {"profiles": "AAAA"}])
 def test_profiles_that_break_a_rule_are_malformed(changed: dict[str, object]) -> None:
     profiles = [make_answer_profile([answer_moments(answers(100, seed=k))]) for k in range(K)]
     raw = parse_json(write_router(replace(GUIDE, answers=profiles)), 1 << 20)

@@ -13,7 +13,6 @@ from coordinator.nearest.fleet_profiles import leave_one_out, make_profile
 from coordinator.nearest.learn_from_replies import same_features
 from edge_client.errors import Malformed
 from edge_client.protocol.nearest.input_moments import (
-    MAX_VALUES,
     InputMoments,
     count_features,
     input_features,
@@ -76,7 +75,7 @@ def test_a_device_is_measured_without_itself() -> None:
 @given(st.integers(1, 3), st.integers(1, 90))
 def test_wide_inputs_are_folded_and_short_axes_left_out(channels: int, times: int) -> None:
     features = input_features(np.ones((2, channels, times)))
-    assert features.shape[1] == min(MAX_VALUES, channels * times) + (channels >= 3) + (times >= 3)
+    assert features.shape[1] == min(64, channels * times) + (channels >= 3) + (times >= 3)
     assert np.isfinite(features).all()
 
 
@@ -214,7 +213,7 @@ def test_the_features_are_values_of_any_size_and_how_alike_neighbours_are_along_
 
 def test_wide_samples_are_folded_with_signs_and_every_value_counts_once() -> None:
     wide = np.eye(100)
-    folded = input_features(np.sinh(wide))[:, :MAX_VALUES]
+    folded = input_features(np.sinh(wide))[:, :64]
     np.testing.assert_allclose(np.abs(folded).sum(axis=1), 1.0)
     assert {-1.0, 1.0} <= {float(value) for value in np.round(folded.ravel(), 9)}
     assert len(np.flatnonzero(np.abs(folded).sum(axis=0))) > 40  # of 64 places, by lot

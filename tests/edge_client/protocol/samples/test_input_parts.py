@@ -14,7 +14,6 @@ from hypothesis.extra import numpy as arrays_of
 from edge_client.errors import Malformed
 from edge_client.protocol.program import Program
 from edge_client.protocol.samples.input_parts import (
-    WHOLE_MAX,
     InputPart,
     describe_arrays,
     joined_parts,
@@ -36,7 +35,7 @@ def samples(draw: Any) -> dict[str, Array]:  # noqa: ANN401 - hypothesis's
     found = {}
     for name in sorted(names):
         kind, rest = draw(KINDS), draw(st.lists(st.integers(1, 3), max_size=2))
-        of: dict[str, Any] = {"elements": st.integers(-WHOLE_MAX, WHOLE_MAX)} if kind == np.int64 else {}
+        of: dict[str, Any] = {"elements": st.integers(-(1 << 24), 1 << 24)} if kind == np.int64 else {}
         found[name] = draw(arrays_of.arrays(kind, (n, *rest), **of))
     return found
 
@@ -63,7 +62,7 @@ IDS = np.array([[1, 2], [3, 4]])
     ("arrays", "says"),
     [
         ({"ids": IDS, "mask": IDS[:1]}, "ids has 2, mask has 1"),
-        ({"ids": IDS + WHOLE_MAX}, "above 16777216"),
+        ({"ids": IDS + (1 << 24)}, "above 16777216"),
         ({"ids": IDS.astype(str)}, "ids is <U"),
         ({"two words": IDS}, "name"),
         ({}, "0 arrays"),
@@ -101,7 +100,7 @@ ROWS: list[list[Any]] = [["ids", "int", [2], 5], ["meta", "float", [], 0]]
         [["ids", "int", [3], 5]] * 300,
         [["ids", "text", [3], 0]],
         [["ids", "int", [3], -1]],
-        [["ids", "int", [3], WHOLE_MAX + 1]],
+        [["ids", "int", [3], (1 << 24) + 1]],
         [["ids/0", "int", [3], 0]],
         [["ids", "int", [3, 0], 0]],
         [["ids", "int", [2**60, 2**60], 0]],

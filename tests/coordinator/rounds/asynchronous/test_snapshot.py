@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from coordinator.rounds.asynchronous.counts import RoundCounts
 from coordinator.rounds.asynchronous.snapshot import PREFIX, Snapshot, pack, unpack
 from coordinator.rounds.asynchronous.training import Training, hand_out
-from tests.coordinator.rounds.test_asynchronous_training import METHOD, MOMENTS, Moment, a_start, first, play, rules
+from tests.coordinator.rounds.asynchronous.test_training import METHOD, MOMENTS, Moment, a_start, first, play, rules
 
 
 def assert_same(found: Training, wanted: Training) -> None:
