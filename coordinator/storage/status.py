@@ -101,7 +101,8 @@ def read_status(folder: Path) -> dict[str, Any]:
         query = "select name, runs.run, max(round) from runs left join states on states.run = runs.run group by name"
         rounds = {name: (run, number) for name, run, number in db.execute(query).fetchall()}
         lesson = json.loads(facts.get("lesson", "{}"))
-        newest = {run["name"]: _newest_rounds(db, run["name"]) for run in lesson.get("runs", [])}
+        runs = {run["name"]: run for run in lesson.get("runs", [])}
+        newest = {name: _newest_rounds(db, name) for name in runs}
         served, error = (db.execute(query).fetchone()[0] for query in (_SERVED, _ERROR))
         refused = {name: _refusals(db, run) for name, (run, _) in rounds.items()}
         live = _live(folder)
@@ -116,19 +117,14 @@ def read_status(folder: Path) -> dict[str, Any]:
         "exchange": _named(exchange, {run: name for name, (run, _) in rounds.items()}),
         "runs": [
             {
-                "name": run["name"],
+                "name": name,
                 "method": run["method"],
-                "round": rounds.get(run["name"], ("", 0))[1] or 0,
+                "round": rounds.get(name, ("", 0))[1] or 0,
                 "of": run["rounds"],
-                "secure": newest[run["name"]].last.get("secure") or _secure_setting(run),
-                **{key: newest[run["name"]].last.get(key) for key in ("bytes", "seconds", "asynchronous")},
-                **{key: newest[run["name"]].tested.get(key) for key in (*SCORES, "loss")},
-                "devices_per_center": _devices_per_center(newest[run["name"]].last),
-                "updates": newest[run["name"]].updates,
-                "metrics": _averages(newest[run["name"]].tested),
-                **refused.get(run["name"], {"refused": {}, "late": []}),
+                **_of_newest_rounds(newest[name], run),
+                **refused.get(name, {"refused": {}, "late": []}),
             }
-            for run in lesson.get("runs", [])
+            for name, run in runs.items()
         ],
         "served": served,
         "done": "done" in facts,
@@ -154,6 +150,18 @@ def _newest_rounds(db: Any, name: str) -> _NewestRounds:  # noqa: ANN401 - as `_
     return _NewestRounds(last=last, tested=tested, updates=updates)
 
 
+def _of_newest_rounds(newest: _NewestRounds, run: Mapping[str, Any]) -> dict[str, Any]:
+    """Of one run's status what its last round and its last scores tell."""
+    return {
+        "secure": newest.last.get("secure") or _secure_setting(run),
+        **{key: newest.last.get(key) for key in ("bytes", "seconds", "asynchronous")},
+        **{key: newest.tested.get(key) for key in (*SCORES, "loss")},
+        "devices_per_center": _devices_per_center(newest.last),
+        "updates": newest.updates,
+        "metrics": _averages(newest.tested),
+    }
+
+
 def newest_rounds(folder: Path) -> list[Mapping[str, Any]]:
     """The events of the last round of each run, each behind the one with the run's newest scores."""
     with open_database(folder) as db:
@@ -173,18 +181,7 @@ def status_lines(found: Mapping[str, Any]) -> list[str]:
     out.append(f"{_fleet_in_words(found)}; {_traffic(found['bytes'])}{_since(found)}")
     out += [f"  {cid}: {reason}" for cid, reason in _first_rows(sorted(found["runtimes"].items()))]
     for run in found["runs"]:
-        scores = reached_in_words(run)
-        reached = f", {scores}" if scores else ""
-        told = run["asynchronous"]
-        each = "round" if told is None else "record"
-        took = "" if run["seconds"] is None else f", last {each} {run['seconds']:.1f} s, {_traffic(run['bytes'])}"
-        updates = "" if told is None else f"{run['updates']} updates, {versions_in_words(told['versions'])}, "
-        sizes = "" if run["devices_per_center"] is None else f", devices per center {run['devices_per_center']}"
-        out.append(f"{run['name']} ({run['method']}): {updates}{each} {run['round']}/{run['of']}{reached}{sizes}{took}")
-        out += _secure_in_words(run["secure"])
-        out += _lone_in_words(run["devices_per_center"])
-        out += [f"  {cid} did not count: {reason}" for cid, reason in _first_rows(sorted(run["refused"].items()))]
-        out += [f"  late: {_names(run['late'])}"] if run["late"] else []
+        out += _run_lines(run)
     exchange = found["exchange"]
     if exchange is not None:
         updates = exchange.get("updates")
@@ -203,6 +200,23 @@ def status_lines(found: Mapping[str, Any]) -> list[str]:
         told, _, hint = found["error"].rpartition(HINT)
         out += [f"last error: {told}", f"  hint: {hint}"] if told else [f"last error: {hint}"]
     return [printable_line(line) for line in (*out, f"fedcenters {found['version']}")]
+
+
+def _run_lines(run: Mapping[str, Any]) -> list[str]:
+    """One run's progress, and under it what went wrong."""
+    scores = reached_in_words(run)
+    reached = f", {scores}" if scores else ""
+    told = run["asynchronous"]
+    each = "round" if told is None else "record"
+    took = "" if run["seconds"] is None else f", last {each} {run['seconds']:.1f} s, {_traffic(run['bytes'])}"
+    updates = "" if told is None else f"{run['updates']} updates, {versions_in_words(told['versions'])}, "
+    sizes = "" if run["devices_per_center"] is None else f", devices per center {run['devices_per_center']}"
+    out = [f"{run['name']} ({run['method']}): {updates}{each} {run['round']}/{run['of']}{reached}{sizes}{took}"]
+    out += _secure_in_words(run["secure"])
+    out += _lone_in_words(run["devices_per_center"])
+    out += [f"  {cid} did not count: {reason}" for cid, reason in _first_rows(sorted(run["refused"].items()))]
+    out += [f"  late: {_names(run['late'])}"] if run["late"] else []
+    return out
 
 
 def _updates_in_words(exchange: Mapping[str, Any], updates: Mapping[str, Any]) -> str:
