@@ -23,10 +23,11 @@ from coordinator.rounds.asynchronous.training import Rules
 from coordinator.rounds.update_validation import ReplySpec, update_moves
 from coordinator.runtime.exchange.updates_and_test import UpdatesAndTest
 from coordinator.runtime.exchange.without_rounds import oldest_needed
+from coordinator.status_in_words import status_lines
 from coordinator.storage import state_codec
 from coordinator.storage.exchange_store import ExchangeKey
 from coordinator.storage.journal_store import EXPIRE, HAND, REFUSE, TAKE, Step
-from coordinator.storage.status import read_status, status_lines
+from coordinator.storage.status import read_status
 from coordinator.storage.store import Store
 from coordinator.strategies.base import State
 from edge_client.errors import ConfigError
