@@ -132,6 +132,7 @@ def status(
 
     example: fedcenters-coordinator status coordinator.toml --watch
     """
+    from coordinator import status_in_words as words
     from coordinator.storage import status as told
 
     folder = told.run_folder_of(config)
@@ -140,13 +141,13 @@ def status(
     founds = told.follow_status(folder) if watch else iter([told.read_status(folder)])
     if as_json or not sys.stdout.isatty():
         for found in founds:
-            print(json.dumps(found) if as_json else "\n".join(told.status_lines(found)), flush=True)
+            print(json.dumps(found) if as_json else "\n".join(words.status_lines(found)), flush=True)
         return
     from rich.live import Live
 
     with Live(auto_refresh=False) as live:
         for found in founds:
-            live.update(told.render_status(found), refresh=True)
+            live.update(words.render_status(found), refresh=True)
 
 
 @app.command("attack-drill")

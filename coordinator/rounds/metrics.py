@@ -19,6 +19,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ LOSS_RATIO = 10.0  # times the median, or the loss of guessing: the most that co
 MAX_MATRIX_CLASSES = 256  # of a label per position: a larger confusion matrix is above half a megabyte
 MAX_EXPONENT = 700.0  # its exponential is finite
 MAX_ASSIGNED = 10_000  # devices whose centers a record has; of more, those that evaluated in its round
+NOTHING_TOLD: Mapping[ClientId, Any] = MappingProxyType({})
 LAST_ROUNDS = 3  # a table's figure is the mean over this many rounds at the end of a run
 
 
@@ -103,9 +105,9 @@ def make_report(  # noqa: PLR0913 - what a device may tell
     assignment: Mapping[ClientId, int],
     *,
     n_centers: int,
-    losses: Mapping[ClientId, float] | None = None,
-    counted_labels: Mapping[ClientId, tuple[float, float]] | None = None,
-    samples: Mapping[ClientId, int] | None = None,
+    losses: Mapping[ClientId, float] = NOTHING_TOLD,
+    counted_labels: Mapping[ClientId, tuple[float, float]] = NOTHING_TOLD,
+    samples: Mapping[ClientId, int] = NOTHING_TOLD,
     signed: bool = False,
 ) -> RoundReport:
     """From the confusion matrix [C, C] and mean loss of each device that answered, and each device's center.
@@ -114,17 +116,17 @@ def make_report(  # noqa: PLR0913 - what a device may tell
     that tell neither. `signed`: a loss may be negative.
     """
     matrices = {c: matrix for c, matrix in sorted(confusions.items()) if matrix.sum() > 0}
-    hits = {c: (n, right / n) for c, (n, right) in (counted_labels or {}).items() if n > 0}
+    hits = {c: (n, right / n) for c, (n, right) in counted_labels.items() if n > 0}
 
     def _labels(c: ClientId) -> tuple[float, float]:
         if c in matrices:
             return float(matrices[c].sum()), accuracy(matrices[c])
-        return hits[c] if c in hits else (float((samples or {})[c]), math.nan)
+        return hits[c] if c in hits else (float(samples[c]), math.nan)
 
-    empty = confusions.keys() | (counted_labels or {}).keys()
-    others = {c for c in losses or {} if c in (samples or {}) and c not in empty}
+    empty = confusions.keys() | counted_labels.keys()
+    others = {c for c in losses if c in samples and c not in empty}
     clients = sorted(matrices.keys() | hits.keys() | others)
-    told = np.array([(losses or {}).get(c, np.nan) for c in clients])
+    told = np.array([losses.get(c, np.nan) for c in clients])
     knows = known_losses(told)
     counted = bounded_losses(told, knows, classes=max(map(len, matrices.values()), default=1), signed=signed)
     n = np.array([_labels(c)[0] for c in clients], dtype=np.float64)

@@ -21,7 +21,9 @@ from edge_client.nearest.features import has_batch_norm
 from edge_client.protocol.program import IGNORED
 from edge_client.protocol.task import Array, Flat, OwnModel
 from edge_client.training.fit_probe import label_counts as labels_of
-from emulator.api.data.reading import as_array, as_numbers, frame_inputs, read_inputs
+from emulator.api.data.columns import as_array, as_numbers
+from emulator.api.data.frames import frame_inputs
+from emulator.api.data.reading import read_inputs
 from emulator.api.data.unread import is_frame
 from emulator.data.loaders.samples import to_unit_range
 from emulator.run_centers import RunCenters

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from coordinator.models.members import check_model_name
-from coordinator.storage.experiment_trackers import open_trackers
+from coordinator.storage.experiment_trackers import EventHandler, open_trackers
 from edge_client.errors import UsageError
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import ClientId, Flat
@@ -23,6 +23,7 @@ from emulator.options import SimulateArgs
 from emulator.parallel.process_pool import start_forkserver
 from emulator.run.execute import begin_run, live_result, open_run, run_rounds, with_emulated_key
 from emulator.run.folder import NothingToResume, Say, open_run_folder, write_settings
+from emulator.run.live_run import LiveRun
 from emulator.run.load import check_samples, load_fleet, make_fleet, open_devices
 from emulator.run.resolve import ResolvedRun
 from emulator.run.run_parts import USUAL_LOSS, Marks, RunParts, run_parts
@@ -107,26 +108,38 @@ def play(  # noqa: PLR0913 - the parts of a run
                     marks=marks,
                 )
 
-            busy(f"round {len(live.records) + 1}/{args.rounds} is running")
-            played, stop = run_rounds(live, settings, checkpoints=checkpoints), None
-            try:
-                while True:
-                    played.send(stop)
-                    track({**live.records[-1], "real_seconds": live.real_seconds[-1]})
-                    stop = yield result()
-            except StopIteration:
-                found = result()
-            except GeneratorExit:
-                with suppress(StopIteration):
-                    played.send(True)  # noqa: FBT003 - writes the checkpoint of the last round
+            def write(found: Result) -> None:
                 if keep:
                     busy(_writing(args))
-                    result().write(folder)
+                    found.write(folder)
+
+            busy(f"round {len(live.records) + 1}/{args.rounds} is running")
+            try:
+                yield from _each_round(live, run_rounds(live, settings, checkpoints=checkpoints), track, result)
+            except GeneratorExit:
+                write(result())
                 raise
-        if keep:
-            busy(_writing(args))
-            found.write(folder)
+            found = result()
+        write(found)
     return found
+
+
+def _each_round(
+    live: LiveRun, played: Generator[int, bool | None, None], track: EventHandler, result: Callable[[], Result]
+) -> Generator[Result, bool | None, None]:
+    """Yield the result after each round that is played; a caller that stops still gets the last round's checkpoint."""
+    stop = None
+    try:
+        while True:
+            played.send(stop)
+            track({**live.records[-1], "real_seconds": live.real_seconds[-1]})
+            stop = yield result()
+    except StopIteration:
+        return
+    except GeneratorExit:
+        with suppress(StopIteration):
+            played.send(True)  # noqa: FBT003 - writes the checkpoint of the last round
+        raise
 
 
 class Start(NamedTuple):

@@ -26,7 +26,7 @@ from edge_client.protocol.samples.input_parts import pack_arrays
 from edge_client.protocol.task import F64, Array, Tensors
 from edge_client.training.learner import EngineLearner
 from edge_client.training.noise import step_noise
-from emulator.api.data.reading import as_array
+from emulator.api.data.columns import as_array
 from export.compiler.program_folder import PREFIXES, container_files, read_folder, read_weights, write_folder
 
 if TYPE_CHECKING:

@@ -2,10 +2,9 @@
 
 Each replacement computes the same function as the call, before any gradient is taken.
 
-A linear layer over sequences gets one long batch: torch's own flattening fixes a symbolic batch size. Dropout becomes
-a product with a mask: torch's own needs the number of values as a plain number. Stacked recurrent layers are called
-one by one: torch's decomposition of a stack leaves out the dropout between the layers (torch 2.13). Pools over three
-axes are pools over two and then over one, and padding by repetition picks by index: their gradients then exist.
+A linear layer over sequences gets one long batch: torch's own flattening fixes a symbolic batch size. Dropout,
+attention and recurrent layers are in forward_calls/. Pools over three axes are pools over two and then over one, and
+padding by repetition picks by index: their gradients then exist.
 Fourier transforms and other complex numbers are pairs of real tensors (decompositions/complex_pairs.py). Values that
 are written where a mask says so are chosen: torch's own gradient counts the places of the mask.
 """
@@ -28,19 +27,17 @@ from export.compiler.decompositions.matrices import GRID_OVERRIDES
 from export.compiler.decompositions.picks import PICK_OVERRIDES
 from export.compiler.decompositions.short_time import SHORT_TIME_OVERRIDES
 from export.compiler.decompositions.supported_ops import UnsupportedOperator
+from export.compiler.forward_calls.dropout import DROPOUT_OVERRIDES
+from export.compiler.forward_calls.recurrent import CELL_OVERRIDES, RECURRENT, layer_by_layer
 from export.compiler.losses.label_losses import LOSS_OVERRIDES
 from export.own_thread import replaced_here
 
 F = nn.functional
-Bias = Tensor | None
 LINEAR = F.linear
-SELU_ALPHA = 1.7580993408473766  # minus the limit of SELU at minus infinity (Klambauer et al. 2017, section 3)
 SAMPLES_VALUES = 2  # dimensions of a batch of vectors
-SAMPLES_CHANNELS = 2  # dimensions that a mask of whole channels keeps
 RELUS = (F.relu, torch.relu, Tensor.relu)
 MAX_POOLS = (F.max_pool1d, F.max_pool2d, torch.max_pool1d, torch.max_pool2d)
 OTHER_NAMES = {"axis": "dim", "keepdims": "keepdim", "train": "training"}  # numpy's, and torch.dropout's own
-RECURRENT = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
 
 
 class ForwardOverrides(TorchFunctionMode):
@@ -67,7 +64,7 @@ class ForwardOverrides(TorchFunctionMode):
             return self._pooled(func, *args, **kwargs)
         if func in RECURRENT and isinstance(args[3], bool) and args[4] > 1 and args[5] > 0:  # no packed sequence
             with replaced_here(F, "linear", _linear):  # what torch's decomposition calls
-                return _one_by_one(func, *args)
+                return layer_by_layer(func, *args)
         if func is F.multi_head_attention_forward:
             with ExitStack() as stack:
                 for name, own in INSIDE_ATTENTION.items():
@@ -102,130 +99,6 @@ def _rms_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None = None, eps
     eps = torch.finfo(x.dtype).eps if eps is None else eps
     out = x * torch.rsqrt(x.square().mean(over, keepdim=True) + eps)
     return out if weight is None else out * weight
-
-
-def _mask(x: Tensor, p: float, shape: Sequence[int]) -> Tensor:
-    """A mask of `shape` in the dtype of x: 1 with probability 1 - p, else 0."""
-    return torch.bernoulli(x.detach().new_zeros(shape), 1 - p)
-
-
-def _values(x: Tensor) -> Sequence[int]:
-    return x.shape
-
-
-def _channels(x: Tensor, batched: int = 0) -> Sequence[int]:
-    """`batched`: torch takes a tensor of fewer axes for one sample, whose channels are the rows."""
-    kept = SAMPLES_CHANNELS if x.dim() >= batched else 1
-    return [*x.shape[:kept], *[1] * (x.dim() - kept)]
-
-
-def _plain(x: Tensor, mask: Tensor, p: float) -> Tensor:
-    return x * mask / (1 - p)
-
-
-def _alpha(x: Tensor, mask: Tensor, p: float) -> Tensor:
-    """Dropped values become SELU's limit; scale and shift then restore mean 0 and variance 1."""
-    scale = 1 / math.sqrt((SELU_ALPHA * SELU_ALPHA * p + 1) * (1 - p))
-    return x * (mask * scale) + (mask - 1) * (SELU_ALPHA * scale) + SELU_ALPHA * scale * p
-
-
-def _dropout(
-    dropped: Callable[[Tensor], Sequence[int]], apply: Callable[[Tensor, Tensor, float], Tensor], *, default: bool
-) -> Callable[..., Tensor]:
-    """A dropout function: `dropped` gives the mask's shape, `apply` the result; `default` is that of `training`."""
-
-    def dropout(x: Tensor, p: float = 0.5, training: bool = default, inplace: bool = False) -> Tensor:  # noqa: ARG001, FBT001, FBT002 - torch's
-        if not training or p == 0:
-            return x
-        return apply(x, _mask(x, p, dropped(x)), p) if p < 1 else x * 0
-
-    return dropout
-
-
-DROPOUT = _dropout(_values, _plain, default=True)
-
-
-def _attention(  # noqa: PLR0913, PLR0917 - the arguments of torch's function
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,  # noqa: FBT001, FBT002
-    scale: float | None = None,
-    enable_gqa: bool = False,  # noqa: FBT001, FBT002
-) -> Tensor:
-    """softmax(Q K^T / sqrt(width)) V, the formula of torch's documentation; written out only where there is dropout."""
-    if dropout_p == 0 or enable_gqa:
-        return ATTENTION(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-    scores = query @ key.transpose(-2, -1) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
-    if is_causal:
-        attn_mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril()
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
-        scores = scores.masked_fill(attn_mask.logical_not(), -math.inf)
-    elif attn_mask is not None:
-        scores = scores + attn_mask
-    return DROPOUT(torch._safe_softmax(scores, -1), dropout_p) @ value  # noqa: SLF001 - zeros where a row has no key
-
-
-ATTENTION = F.scaled_dot_product_attention
-
-
-def _one_by_one(  # noqa: PLR0913, PLR0917 - the arguments of torch's operator
-    func: Any,  # noqa: ANN401 - torch's
-    x: Tensor,
-    start: Any,  # noqa: ANN401 - [layers * directions, batch, hidden], or two of them
-    weights: Sequence[Tensor],
-    biases: bool,  # noqa: FBT001
-    layers: int,
-    dropout: float,
-    training: bool,  # noqa: FBT001
-    bidirectional: bool,  # noqa: FBT001
-    batch_first: bool,  # noqa: FBT001
-) -> tuple[Tensor, ...]:
-    """A stack of layers as a chain of single layers with dropout between them. -> (output, *last states)."""
-    x = x if batch_first else x.transpose(0, 1)
-    each, rows = len(weights) // layers, 2 if bidirectional else 1
-    ends: list[Sequence[Tensor]] = []
-    for i in range(layers):
-        mine = slice(i * rows, (i + 1) * rows)
-        state = start[mine] if isinstance(start, Tensor) else [s[mine] for s in start]
-        own = list(weights[i * each : (i + 1) * each])
-        x, *end = func(x, state, own, biases, 1, 0.0, training, bidirectional, True)  # noqa: FBT003 - samples first
-        ends.append(end)
-        if i < layers - 1:
-            time_first = x.transpose(
-                0, 1
-            )  # torch's own layout here, so that the same random numbers drop the same values
-            x = DROPOUT(time_first, dropout, training).transpose(0, 1)
-    return (x if batch_first else x.transpose(0, 1), *(torch.cat(parts) for parts in zip(*ends, strict=True)))
-
-
-def _lstm_cell(
-    x: Tensor, state: Sequence[Tensor], w_x: Tensor, w_h: Tensor, b_x: Bias = None, b_h: Bias = None
-) -> tuple[Tensor, Tensor]:
-    """Torch's documentation of nn.LSTMCell; torch's own cells write in place. -> hidden and cell [batch, hidden]."""
-    hidden, cell = state
-    taken, kept, new, shown = (F.linear(x, w_x, b_x) + F.linear(hidden, w_h, b_h)).chunk(4, -1)
-    cell = torch.sigmoid(kept) * cell + torch.sigmoid(taken) * torch.tanh(new)
-    return torch.sigmoid(shown) * torch.tanh(cell), cell
-
-
-def _gru_cell(x: Tensor, hidden: Tensor, w_x: Tensor, w_h: Tensor, b_x: Bias = None, b_h: Bias = None) -> Tensor:
-    """Torch's documentation of nn.GRUCell."""
-    of_x, of_h = F.linear(x, w_x, b_x).chunk(3, -1), F.linear(hidden, w_h, b_h).chunk(3, -1)
-    reset, kept = (torch.sigmoid(of_x[i] + of_h[i]) for i in (0, 1))
-    new = torch.tanh(of_x[2] + reset * of_h[2])
-    return (hidden - new) * kept + new
-
-
-def _rnn_cell(activation: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
-    """Torch's documentation of nn.RNNCell."""
-
-    def cell(x: Tensor, hidden: Tensor, w_x: Tensor, w_h: Tensor, b_x: Bias = None, b_h: Bias = None) -> Tensor:
-        return activation(F.linear(x, w_x, b_x) + F.linear(hidden, w_h, b_h))
-
-    return cell
 
 
 MAX_POOL_OPTIONS = ("dilation", "ceil_mode", "return_indices")  # in this order after the padding
@@ -363,20 +236,10 @@ FORWARD_OVERRIDES: Mapping[Any, Callable[..., Any]] = {
     **SHORT_TIME_OVERRIDES,
     **GRID_OVERRIDES,
     **PICK_OVERRIDES,
-    torch.lstm_cell: _lstm_cell,
-    torch.gru_cell: _gru_cell,
-    torch.rnn_tanh_cell: _rnn_cell(torch.tanh),
-    torch.rnn_relu_cell: _rnn_cell(torch.relu),
+    **CELL_OVERRIDES,
     F.linear: _linear,
     F.rms_norm: _rms_norm,
-    F.dropout: DROPOUT,
-    torch.dropout: DROPOUT,
-    F.dropout1d: _dropout(partial(_channels, batched=3), _plain, default=True),
-    F.dropout2d: _dropout(_channels, _plain, default=True),
-    F.dropout3d: _dropout(partial(_channels, batched=5), _plain, default=True),
-    F.alpha_dropout: _dropout(_values, _alpha, default=False),
-    F.feature_alpha_dropout: _dropout(_channels, _alpha, default=False),
-    F.scaled_dot_product_attention: _attention,
+    **DROPOUT_OVERRIDES,
     F.max_pool3d: _pool3d(F.max_pool2d),
     F.avg_pool3d: _pool3d(F.avg_pool2d),
     F.adaptive_avg_pool2d: _adaptive_avg_pool2d,

@@ -39,17 +39,10 @@ from export.own_thread import own_random
 
 TORCH, COMPILER = str(Path(torch.__file__).parent), str(Path(__file__).parent)
 EXPORT = str(Path(__file__).parents[1])
-OVERRIDES = (
-    "label_losses.py",
-    "cells.py",
-    "complex_pairs.py",
-    "fourier.py",
-    "short_time.py",
-    "matrices.py",
-    "picks.py",
+BETWEEN = (  # of the compiler, called by a model's code
+    *("operator_watch.py", "forward_overrides.py", "random_ops.py", "vmap_levels.py", "label_losses.py", "dropout.py"),
+    *("recurrent.py", "complex_pairs.py", "fourier.py", "short_time.py", "matrices.py", "picks.py"),
 )
-# of the compiler, called by a model's code
-BETWEEN = ("operator_watch.py", "forward_overrides.py", "random_ops.py", "vmap_levels.py", *OVERRIDES)
 OPERATOR = re.compile(r"aten\.\w+")
 ALONE = re.compile(r"aten\.\w+\.\w+")
 NONZERO = "nonzero() and torch.where(mask) alone find another number of places each time: multiply by the mask; "

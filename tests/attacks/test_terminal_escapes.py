@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.status_in_words import status_lines
 from coordinator.storage.exchange_store import ExchangeKey
-from coordinator.storage.status import read_status, status_lines
+from coordinator.storage.status import read_status
 from edge_client.doctor import CheckResult
 from edge_client.errors import ProtocolError
 from edge_client.nearest import cli as nearest_cli

@@ -21,7 +21,8 @@ from coordinator import local_broker as brokers
 from coordinator.config import read_config
 from coordinator.local_broker import Broker, broker_url, embedded_broker_warning, local_broker
 from coordinator.service import open_store, run_service
-from coordinator.storage.status import read_status, status_lines
+from coordinator.status_in_words import status_lines
+from coordinator.storage.status import read_status
 from coordinator.storage.store import Store
 from edge_client.errors import ConfigError, UsageError
 from edge_client.protocol.messages import write_message

@@ -17,8 +17,9 @@ import pytest
 
 from coordinator.artifacts.stored_settings import CATALOG_FACT
 from coordinator.config_sections import RunConfig
+from coordinator.status_in_words import status_lines
 from coordinator.storage.database import SCHEMA_VERSION, UPGRADES
-from coordinator.storage.status import read_status, status_lines
+from coordinator.storage.status import read_status
 from coordinator.storage.store import Store
 from coordinator.strategies.plans.asynchronous_plan import AsynchronousPlan
 from edge_client.errors import ConfigError

@@ -10,7 +10,7 @@ from coordinator.strategies.base import Fleet, Replies, State, Strategy, some_re
 from coordinator.strategies.numbered_fleet import all_of_one_center, members_of_centers
 from edge_client.protocol.task import F64, MAX_MODELS, ClientId, OwnModel
 
-MOST = 1e150  # of a loss that counts: its square is finite
+MAX_COUNTED_LOSS = 1e150  # of a loss that counts: its square is finite
 
 
 def told_losses(replies: Replies) -> dict[ClientId, F64]:
@@ -32,7 +32,7 @@ def capped_losses(losses: F64, cap: float) -> F64:
     told = finite.any(axis=1)
     if not told.any():
         return np.zeros_like(losses)
-    some = losses.clip(-MOST, MOST)
+    some = losses.clip(-MAX_COUNTED_LOSS, MAX_COUNTED_LOSS)
     h = _quantile(np.where(finite, some, -np.inf).max(axis=1)[told], cap)
     gaps = np.where(finite, np.maximum(h - some, 0.0), 0.0)
     lengths = np.linalg.norm(gaps, axis=1, keepdims=True)

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from coordinator.strategies.common.assignment import MAX_COUNTED_LOSS
 from edge_client.protocol.task import F64, Array, ClientId
 
 LEAST_DEVICES = 3  # fewer say nothing about the spread of a gain
 LIAR_OF = 10  # devices: in so many, or fewer, one may lie
 LEAST_WITH_LIAR = 6  # devices: of fewer, less one at either end, a spread says too little
 CAP = 0.9  # of so few: gains outside the quantiles 1 - CAP and CAP count as the nearer one
-MOST = 1e150  # of a loss that counts: its square is finite
 CONFIDENCE = 0.99  # of one side: several numbers of parts are tried in several rounds
 
 
@@ -39,7 +39,7 @@ def best_candidate(losses: F64, m: F64, least_gain: float) -> int:
 
     n = len(losses)
     g = -(-n // LIAR_OF) if n >= LEAST_WITH_LIAR else 0
-    losses = losses.clip(-MOST, MOST)
+    losses = losses.clip(-MAX_COUNTED_LOSS, MAX_COUNTED_LOSS)
     gains = _winsorized(losses[:, :1] - losses, g)
     m = np.minimum(m, np.median(m))  # by its own word; one that outweighs all others has no spread to be seen
     weight = m / m.sum()

@@ -13,7 +13,7 @@ import numpy as np
 
 from edge_client.errors import ConfigError, RuntimeMissing, UsageError
 from edge_client.protocol.task import I64
-from emulator.api.data.reading import LABEL_COLUMNS
+from emulator.api.data.columns import LABEL_COLUMNS
 from emulator.data.fleet_split import FleetData
 from emulator.data.given_parts import GivenParts
 from emulator.data.loaders.samples import DataSet, RawSamples

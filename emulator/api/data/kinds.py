@@ -13,7 +13,7 @@ import numpy as np
 from edge_client.errors import ConfigError
 from edge_client.protocol.program import IGNORED
 from edge_client.protocol.task import Array
-from emulator.api.data.reading import Columns, is_missing
+from emulator.api.data.columns import Columns, is_missing
 from emulator.api.data.unread import ONE_KIND
 
 log = logging.getLogger(__name__)

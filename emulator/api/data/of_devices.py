@@ -16,8 +16,10 @@ from edge_client.data.dataset import Dataset, DeviceData, load_folder
 from edge_client.errors import ConfigError, UsageError
 from edge_client.printable import first_of
 from edge_client.protocol.samples.input_parts import Parts, joined_parts
+from emulator.api.data.columns import Columns
+from emulator.api.data.frames import frame_columns
 from emulator.api.data.kinds import check_kinds, warn_of_shared
-from emulator.api.data.reading import Columns, frame_columns, read_columns
+from emulator.api.data.reading import read_columns
 from emulator.api.data.unread import is_frame, no_device_folders
 from emulator.data.fleet_split import device_names
 from emulator.data.given_parts import GivenParts

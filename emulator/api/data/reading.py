@@ -4,10 +4,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from numbers import Number
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,11 +13,21 @@ import numpy as np
 from edge_client.errors import ConfigError, UsageError
 from edge_client.protocol.samples.input_parts import Parts, describe_arrays, pack_arrays
 from edge_client.protocol.task import Array
+from emulator.api.data.columns import (
+    LABEL_COLUMNS,
+    Column,
+    Columns,
+    as_array,
+    as_numbers,
+    channels_first,
+    find_column,
+    is_missing,
+)
+from emulator.api.data.frames import frame_inputs, names_of, read_frame
 from emulator.api.data.unread import (
     NO_STREAM,
     STREAM,
     check_by,
-    check_column,
     check_no_pixels_among_others,
     check_order,
     check_pair,
@@ -29,34 +37,11 @@ from emulator.api.data.unread import (
     no_data_set,
     no_samples,
 )
-from export.plugins import nearest_name_hint
 
 INPUT_COLUMNS = ("x", "image", "img", "pixel_values", "features", "data", "inputs")
-LABEL_COLUMNS = ("y", "label", "labels", "target", "targets", "class", "fine_label")
 SHOWN = 5  # columns that an error names
 BATCH = 1_000  # rows of a Hugging Face data set that are decoded at once
 LONG = 5_000  # samples that take long enough to show how far the reading is
-Column = str | int | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Columns:
-    """`x` [n, ...] raw, `y` [n, ...] raw, `by` [n]: to whom each sample belongs; `kind` is what they came from.
-
-    `classes` are the names of the labels, where the source has them; `by_name` is the name of the column. `names` are
-    those of the columns of x, in order, where x is a table. `parts`: the arrays that x was packed of, if it was.
-    `left_out`: other columns of the table that are no numbers, and what they are.
-    """
-
-    x: Array
-    y: Array
-    by: Array | None = None
-    kind: str = "arrays"
-    by_name: str = ""
-    classes: Sequence[str] = ()
-    names: Sequence[str] = ()
-    parts: Parts = ()
-    left_out: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_columns(data: Any, *, x: Any = None, y: Column = None, by: Any = None) -> Columns:
@@ -81,48 +66,10 @@ def read_columns(data: Any, *, x: Any = None, y: Column = None, by: Any = None) 
     return found
 
 
-def as_array(value: Any) -> Array:
-    """A tensor, an image, a column or a list as an array; an image has its channels first."""
-    if hasattr(value, "toarray") or getattr(value, "is_sparse", False):
-        raise ConfigError("a sparse matrix", hint="make it dense: x.toarray(), or x.to_dense() of a tensor")
-    if hasattr(value, "detach"):
-        held = value.detach().cpu().resolve_conj().resolve_neg()
-        return np.asarray((held.float() if str(held.dtype) == "torch.bfloat16" else held).numpy())
-    if hasattr(value, "getbands"):
-        return channels_first(np.asarray(value))
-    if isinstance(value, np.ma.MaskedArray) and value.mask.any():
-        raise ConfigError("masked values", hint="fill these values in, or drop the samples")
-    try:
-        return np.asarray(value.to_numpy() if hasattr(value, "to_numpy") else value)
-    except ValueError:
-        hint = "give all samples one shape: resize or pad them"
-        raise ConfigError("a list of values of different shapes", hint=hint) from None
-
-
-def is_missing(label: Any) -> bool:
-    """Whether a label is None, NaN, NaT or NA of pandas."""
-    if label is None:
-        return True
-    try:
-        return bool(label != label)  # noqa: PLR0124 - only what is no value differs from itself
-    except TypeError:  # NA is neither equal nor different
-        return True
-    except (ValueError, RuntimeError):  # an array or a tensor of several
-        return False
-
-
 def _labels(value: Any) -> Array:
     """Labels as an array. NumPy would make the text 'nan' of NaN in a list of texts."""
     found = as_array(value)
     return np.asarray(value, dtype=object) if found.dtype.kind in "US" and isinstance(value, (list, tuple)) else found
-
-
-def as_numbers(y: Array) -> Array:
-    """What are all numbers in an array of objects, as an array of numbers; other arrays as they are."""
-    if y.dtype != object or not all(isinstance(value, Number) for value in y.flat):
-        return y
-    found = np.array(y.tolist())
-    return y.astype(np.float64) if found.dtype == object else found  # numbers of decimals and fractions
 
 
 def read_inputs(x: Any, wanted: Parts | None = None) -> tuple[Array, Parts]:
@@ -139,14 +86,9 @@ def read_inputs(x: Any, wanted: Parts | None = None) -> tuple[Array, Parts]:
         raise UsageError(str(wrong), hint="give a dict with an array [n, ...] for each input of the model") from None
 
 
-def channels_first(pixels: Array) -> Array:
-    """[..., height, width] or [..., height, width, channels] -> [..., channels, height, width]."""
-    return pixels[None] if pixels.ndim == 2 else np.moveaxis(pixels, -1, 0)  # noqa: PLR2004 - a grey image
-
-
 def _reader(data: Any) -> Callable[[Any, Any, Column, Column], Columns]:
     if is_frame(data):
-        return _frame
+        return read_frame
     if is_hugging_face(data) and hasattr(data, "__len__"):
         return _hugging_face
     if hasattr(data, "dataset") and hasattr(data, "collate_fn"):
@@ -162,7 +104,7 @@ def _reader(data: Any) -> Callable[[Any, Any, Column, Column], Columns]:
 
 def _pair(data: Any, x: Any, y: Column, by: Column) -> Columns:
     check_pair(data)
-    names = _names_of(data[0]) if len(data) == 2 and is_frame(data[0]) else []  # noqa: PLR2004 - x and y
+    names = names_of(data[0]) if len(data) == 2 and is_frame(data[0]) else []  # noqa: PLR2004 - x and y
     if len(data) != 2 or (x is not None and not names) or y is not None:  # noqa: PLR2004
         hint = "write fc.fleet((x, y), ...): two arrays, and no names of columns"
         if isinstance(x, list):
@@ -175,91 +117,11 @@ def _pair(data: Any, x: Any, y: Column, by: Column) -> Columns:
     if not names:
         samples, parts = read_inputs(data[0])
         return Columns(x=samples, y=_labels(data[1]), parts=parts)
-    listed = [_column("x", name, names, ()) for name in ([x] if isinstance(x, str) else x or names)]
+    listed = [find_column("x", name, names, ()) for name in ([x] if isinstance(x, str) else x or names)]
     if more := [name for name in names if name not in listed]:
         hint = "give all devices, and the test data, the same columns"
         raise ConfigError(f"there is a column {more[0]!r} beside {', '.join(listed[:SHOWN])}", hint=hint)
     return Columns(x=frame_inputs(data[0], listed), y=_labels(data[1]), names=listed)
-
-
-def _names_of(frame: Any) -> list[str]:
-    """The names of a data frame's columns; none where they are its numbers, or not all different."""
-    names = [str(name) for name in frame.columns]
-    return [] if len({*names}) < len(names) or names == [*map(str, range(len(names)))] else names
-
-
-def _frame(data: Any, x: Any, y: Column, by: Column) -> Columns:
-    data = _by_text(data)
-    if not len(data):
-        raise no_samples()
-    names = list(data.columns)
-    label = _column("y", y, names, LABEL_COLUMNS)
-    mine = None if by is None else _column("by", by, names, ())
-    left_out: dict[str, str] = {}
-    if x is None:
-        x = frame_columns(data, label, mine)
-        left_out = {name: _kind(data[name]) for name in names if name not in {*x, label, mine}}
-    listed = [_column("x", name, names, ()) for name in ([x] if isinstance(x, str) else x)]
-    if not listed:
-        told = "".join(f", {name} ({kind})" for name, kind in left_out.items())
-        raise UsageError(f"no column of numbers is left for x{told}", hint="make them numbers, as with pd.to_numeric")
-    return Columns(
-        x=frame_inputs(data, listed),
-        y=as_array(data[label]),
-        by=None if mine is None else as_array(data[mine]),
-        kind="data frame",
-        by_name=str(mine or ""),
-        names=listed,
-        left_out=left_out,
-    )
-
-
-def frame_columns(data: Any, y: Column, by: Column = None) -> list[str]:
-    """The columns of numbers of a data frame, apart from those of labels and devices."""
-    data = _by_text(data)
-    label = _column("y", y, list(data.columns), LABEL_COLUMNS)
-    return [name for name in data.columns if name not in (label, by) and data[name].dtype.kind in "biuf"]
-
-
-def _kind(column: Any) -> str:
-    """What a column of a data frame has that is no number."""
-    known = {"M": "dates", "m": "durations"}
-    if column.dtype.kind in known:
-        return known[column.dtype.kind]
-    if column.dtype.name == "category":
-        return "categories"
-    if any(isinstance(value, str) for value in column):
-        return "text"
-    if column.dtype == object and all(isinstance(value, Number) or is_missing(value) for value in column):
-        return "numbers as objects"
-    return str(column.dtype)
-
-
-def _by_text(data: Any) -> Any:
-    """The data frame with texts as the names of its columns. Raises UsageError where two have one name."""
-    names = [str(name) for name in data.columns]
-    if twice := sorted(name for name, n in Counter(names).items() if n > 1):
-        raise UsageError(f"{Counter(names)[twice[0]]} columns are called {twice[0]!r}", hint="rename or drop them")
-    return data.set_axis(names, axis=1)
-
-
-def frame_inputs(data: Any, names: Sequence[str]) -> Array:
-    """X [n, columns] of a data frame, or [n, ...] of one column of arrays. Raises ConfigError for no numbers."""
-    data = _by_text(data)
-    cells = [data[name] for name in names]
-    if len(cells) == 1 and cells[0].dtype == object:
-        return as_array([as_array(cell) for cell in cells[0]])
-    for name, cell in zip(names, cells, strict=True):
-        if cell.dtype.kind not in "biuf":
-            hint = "make it numbers, as with pd.to_numeric, or leave it out: x=[...]"
-            raise ConfigError(f"column {name!r} of x is {_kind(cell)}", hint=hint)
-        # of a column of floats alone: True of pyarrow counts as infinity
-        if missing := int((cell.isna() | (cell.isin([np.inf, -np.inf]) if cell.dtype.kind == "f" else False)).sum()):
-            told = f"column {name!r} of x holds NaN or infinity in {missing} of {len(cell)} samples"
-            raise ConfigError(
-                told, hint="fill these values in, drop the samples, or name what x is without it: x=[...]"
-            )
-    return np.stack([as_array(cell) for cell in cells], axis=1)
 
 
 def _hugging_face(data: Any, x: Any, y: Column, by: Column) -> Columns:
@@ -268,13 +130,13 @@ def _hugging_face(data: Any, x: Any, y: Column, by: Column) -> Columns:
             f"these are {len(data)} data sets", hint="write fc.fleet(data['train'], test=data['test'], ...)"
         )
     names = list(data.column_names)
-    label = _column("y", y, names, LABEL_COLUMNS)
-    mine = None if by is None else _column("by", by, names, ())
+    label = find_column("y", y, names, LABEL_COLUMNS)
+    mine = None if by is None else find_column("by", by, names, ())
     if x is None or isinstance(x, str):
-        column = _column("x", x, names, INPUT_COLUMNS)
+        column = find_column("x", x, names, INPUT_COLUMNS)
         inputs, listed = data.select_columns([column]).with_format("numpy"), [column]
     else:
-        listed = [_column("x", name, names, ()) for name in x]
+        listed = [find_column("x", name, names, ()) for name in x]
         inputs = data.select_columns(listed).with_format("numpy")
     image = type(data.features[listed[0]]).__name__ == "Image"
 
@@ -328,21 +190,7 @@ def _rows(data: Any, places: Sequence[int], x: Any, y: Column, by: Column) -> Co
     """A data set sample by sample: each a tuple (x, y, ...) or a mapping."""
     if not len(places):
         raise no_samples()
-    first = data[places[0]]
-    keys: list[str | int]
-    if isinstance(first, Mapping):
-        names = [str(name) for name in first]
-        keys = [_column("x", x, names, INPUT_COLUMNS), _column("y", y, names, LABEL_COLUMNS)]
-        keys += [] if by is None else [_column("by", by, names, ())]
-    elif isinstance(first, (tuple, list)) and len(first) > 1:
-        keys = [0 if x is None else x, 1 if y is None else y, *([] if by is None else [by])]
-        if wrong := [key for key in keys if not isinstance(key, int) or not 0 <= key < len(first)]:
-            hint = f"use a number from 0 to {len(first) - 1}, or by=array with one value for each sample"
-            raise UsageError(f"a sample is a tuple of {len(first)} and has no {wrong[0]!r}", hint=hint)
-    elif hasattr(data, "to_pandas"):
-        raise no_data_set(data)
-    else:
-        raise UsageError(f"a sample is {type(first).__name__}", hint="the data set gives (x, y), or a dict with both")
+    keys = _keys_of(data, data[places[0]], x, y, by)
     labels: list[Array] = []
     owners: list[object] = []
 
@@ -364,6 +212,23 @@ def _rows(data: Any, places: Sequence[int], x: Any, y: Column, by: Column) -> Co
     return Columns(x=values, y=np.stack(labels), by=owner, kind=type(data).__name__, by_name=name)
 
 
+def _keys_of(data: Any, sample: Any, x: Any, y: Column, by: Column) -> list[Any]:
+    """Under which a sample has x, y and, where it is asked for, its device: names in a mapping, places in a tuple."""
+    if isinstance(sample, Mapping):
+        names = [str(name) for name in sample]
+        keys = [find_column("x", x, names, INPUT_COLUMNS), find_column("y", y, names, LABEL_COLUMNS)]
+        return keys + ([] if by is None else [find_column("by", by, names, ())])
+    if isinstance(sample, (tuple, list)) and len(sample) > 1:
+        places = [0 if x is None else x, 1 if y is None else y, *([] if by is None else [by])]
+        if wrong := [key for key in places if not isinstance(key, int) or not 0 <= key < len(sample)]:
+            hint = f"use a number from 0 to {len(sample) - 1}, or by=array with one value for each sample"
+            raise UsageError(f"a sample is a tuple of {len(sample)} and has no {wrong[0]!r}", hint=hint)
+        return places
+    if hasattr(data, "to_pandas"):
+        raise no_data_set(data)
+    raise UsageError(f"a sample is {type(sample).__name__}", hint="the data set gives (x, y), or a dict with both")
+
+
 def _filled(rows: Iterable[Array], n: int) -> Array:
     """[n, ...] of rows that come one by one; shows how far it is where there are many."""
     from rich.progress import track
@@ -381,19 +246,3 @@ def _filled(rows: Iterable[Array], n: int) -> Array:
             out = out if np.can_cast(row.dtype, out.dtype) else out.astype(np.promote_types(row.dtype, out.dtype))
         out[i] = row
     return out
-
-
-def _column(what: str, asked: Column, names: Sequence[str], usual: Sequence[str]) -> str:
-    """The column that was asked for, or the one with a usual name. Raises UsageError."""
-    check_column(what, asked)
-    if asked is None:
-        axes = {"x", "y", "z"} <= {*names}
-        found = [name for name in usual if name in names and not (axes and name == "y")]
-        if what == "y" and len(found) > 1:
-            raise UsageError(f"{' and '.join(map(repr, found[:2]))} may both be y", hint="name it: y=...")
-        if not found:
-            raise UsageError(f"no column of {list(names)} is surely {what}", hint=f"name it: {what}=...")
-        return found[0]
-    if str(asked) not in names:
-        raise UsageError(f"there is no column {asked!r} for {what}", hint=nearest_name_hint(str(asked), names))
-    return str(asked)

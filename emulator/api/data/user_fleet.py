@@ -15,6 +15,7 @@ import numpy as np
 from edge_client.errors import ConfigError, UsageError
 from edge_client.printable import first_of
 from edge_client.protocol.task import I64, Array
+from emulator.api.data.columns import Columns, as_array, is_missing
 from emulator.api.data.kinds import (
     check_kinds,
     check_no_bytes,
@@ -25,12 +26,7 @@ from emulator.api.data.kinds import (
 )
 from emulator.api.data.of_devices import columns_of_each, device_folders, joined_with
 from emulator.api.data.partitions import as_scheme
-from emulator.api.data.reading import (
-    Columns,
-    as_array,
-    is_missing,
-    read_columns,
-)
+from emulator.api.data.reading import read_columns
 from emulator.api.data.unread import check_devices, check_order, is_frame
 from emulator.data.fleet import Fleet
 from emulator.data.fleet_split import device_names

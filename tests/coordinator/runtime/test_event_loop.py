@@ -9,7 +9,8 @@ import pytest
 
 from coordinator.local_broker import MOSQUITTO_CONF, free_port
 from coordinator.runtime.event_loop import MANY_CUTS, MOST_CUTS, SHORT_S, lost_broker
-from coordinator.storage.status import STATUS_FILE, read_status, status_lines
+from coordinator.status_in_words import status_lines
+from coordinator.storage.status import STATUS_FILE, read_status
 from edge_client.errors import NetworkError
 from edge_client.protocol.blocks import HEADER
 from edge_client.transport.base import Disconnected

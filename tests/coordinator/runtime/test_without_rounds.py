@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Collection, Mapping
 from contextlib import closing
 from dataclasses import replace
@@ -17,8 +16,6 @@ from coordinator.artifacts import signed_program
 from coordinator.artifacts.finished_run import make_strategy
 from coordinator.config_sections import ModelConfig, RunConfig
 from coordinator.identity.revoked_list import REVOKED_FILE
-from coordinator.identity.signing_key import open_signing_key
-from coordinator.local_broker import Broker
 from coordinator.rounds.asynchronous import training as machine
 from coordinator.rounds.asynchronous.options import check_asynchronous
 from coordinator.rounds.asynchronous.snapshot import Snapshot, pack
@@ -26,25 +23,22 @@ from coordinator.rounds.asynchronous.training import Rules
 from coordinator.rounds.update_validation import ReplySpec, update_moves
 from coordinator.runtime.exchange.updates_and_test import UpdatesAndTest
 from coordinator.runtime.exchange.without_rounds import oldest_needed
-from coordinator.runtime.server import Server
+from coordinator.status_in_words import status_lines
 from coordinator.storage import state_codec
 from coordinator.storage.exchange_store import ExchangeKey
 from coordinator.storage.journal_store import EXPIRE, HAND, REFUSE, TAKE, Step
-from coordinator.storage.status import read_status, status_lines
+from coordinator.storage.status import read_status
 from coordinator.storage.store import Store
 from coordinator.strategies.base import State
 from edge_client.errors import ConfigError
 from edge_client.protocol.program import Program
-from edge_client.protocol.task import Array, ClientId, Fit, Task, Tensors
-from edge_client.runtime.client import Client
+from edge_client.protocol.task import ClientId, Fit, Task
 from edge_client.training.learner import EngineLearner
-from edge_client.transport.clock import SystemClock
 from emulator.simulation.emulated_devices import EmulatedDevices, round_through_f32_delta
 from tests.coordinator.rounds.asynchronous.test_training import a_start
 from tests.coordinator.rounds.asynchronous.test_training import rules as a_rules
 from tests.support import softmax_program
-from tests.support.mqtt_device import coordinator_dial, mqtt_device
-from tests.support.virtual_federation import BALLAST, Federation, Spy, config, program, seed_program
+from tests.support.virtual_federation import BALLAST, Federation, Spy, program
 
 DEVICES, ROUNDS = 5, 4
 RUNS: Mapping[str, Mapping[str, Any]] = {
@@ -342,44 +336,6 @@ def test_rounds_are_kept_from_the_one_before_the_oldest_task_that_goes_on_or_end
         assert oldest(nothing) == 6
         store.journal.end("run", 7, 0, Step(EXPIRE, ["d0"], (3, 0)), "later")
         assert oldest(nothing) == 2
-
-
-class StuckEngine(softmax_program.SoftmaxEngine):
-    """Takes no step before it is freed."""
-
-    freed = threading.Event()
-
-    def step(self, feeds: Tensors) -> dict[str, Array]:
-        self.freed.wait()
-        return super().step(feeds)
-
-
-@pytest.mark.broker
-def test_over_mosquitto_a_device_that_never_ends_its_task_holds_no_other(tmp_path: Path, mosquitto: Broker) -> None:
-    settings = {"local-steps": 3, "batch-size": 8}
-    run = RunConfig(method="fedavg", rounds=5, name="run", settings=settings)
-    keys: dict[str, Any] = {"concurrency": 3, "buffer": 2, "quorum": 0.5, "exit_when_done": True}
-    made = config(tmp_path / "run", devices=3, runs=(run,), **keys)
-    key, fleet = open_signing_key(made.folder).public, softmax_program.grouped_fleet(3, 2)
-    events, clients = list[Mapping[str, Any]](), list[Client]()
-
-    def begin(cid: str) -> None:
-        engine = StuckEngine() if cid == "d01" else None
-        client = mqtt_device(mosquitto.url, cid, tmp_path, fleet[cid], key=key, engine=engine)
-        clients.append(client)
-        threading.Thread(target=client.run, daemon=True).start()
-
-    for cid in fleet:
-        begin(cid)
-    with closing(Store(made.folder / "store")) as store:
-        seed_program(store)
-        Server(made, store, dial=coordinator_dial(mosquitto.url), clock=SystemClock(), watch=events.append).run()
-    StuckEngine.freed.set()
-    for client in clients:
-        client.stop()
-    rounds = [event["asynchronous"] for event in events if event["event"] == "round"]
-    assert [(one["counted"], one["versions"]) for one in rounds] == [(2, [n]) for n in range(1, 6)]
-    assert [event for event in events if event["event"] == "done"]
 
 
 @pytest.mark.parametrize(

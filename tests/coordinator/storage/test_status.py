@@ -16,16 +16,9 @@ from rich.console import Console
 
 from coordinator.config_sections import RunConfig
 from coordinator.identity.revoked_list import REVOKED_FILE
+from coordinator.status_in_words import render_status, status_lines
 from coordinator.storage.event_log import insert_events
-from coordinator.storage.status import (
-    STATUS_FILE,
-    await_run,
-    follow_status,
-    read_status,
-    render_status,
-    run_folder_of,
-    status_lines,
-)
+from coordinator.storage.status import STATUS_FILE, await_run, follow_status, read_status, run_folder_of
 from coordinator.storage.store import Store
 from edge_client.errors import ConfigError, NetworkError
 from edge_client.protocol.blocks import manifest_of

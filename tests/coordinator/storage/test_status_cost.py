@@ -13,8 +13,9 @@ from unittest.mock import ANY
 
 import pytest
 
+from coordinator.status_in_words import status_lines
 from coordinator.storage.event_log import insert_events
-from coordinator.storage.status import STATUS_FILE, read_status, status_lines
+from coordinator.storage.status import STATUS_FILE, read_status
 from coordinator.storage.store import Store
 from tests.support.counted_connection import CountedConnection
 from tests.support.virtual_federation import Federation
