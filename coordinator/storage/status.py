@@ -171,6 +171,8 @@ def status_lines(found: Mapping[str, Any]) -> list[str]:
     """The status as lines of text, the most important first."""
     out = [f"federation {found['federation'] or '(not known yet)'}, epoch {found['epoch']}: {_doing(found)}"]
     out.append(f"{_fleet_in_words(found)}; {_traffic(found['bytes'])}{_since(found)}")
+    told = [f"{name} on {counted(number, 'device')}" for name, number in found["clients"].items()]
+    out += [f"  clients: {', '.join(told)}"] if told else []
     out += [f"  {cid}: {reason}" for cid, reason in _first_rows(sorted(found["runtimes"].items()))]
     for run in found["runs"]:
         scores = reached_in_words(run)
@@ -306,7 +308,7 @@ def follow_status(folder: Path) -> Iterator[dict[str, Any]]:
 
 def _live(folder: Path) -> dict[str, Any]:
     """The content of status.json, or zeros where there is none; of a stopped coordinator nothing of its last moment."""
-    moment: dict[str, Any] = {"connected": 0, "without_samples": 0, "exchange": None, "runtimes": {}}
+    moment: dict[str, Any] = {"connected": 0, "without_samples": 0, "exchange": None, "clients": {}, "runtimes": {}}
     nothing: dict[str, Any] = {"phase": "not started", "unix_ms": 0, "since_ms": 0, "bytes": {"down": 0, "up": 0}}
     nothing |= moment
     try:
