@@ -200,6 +200,7 @@ def _tell(event: Mapping[str, Any]) -> None:
 
 
 MOST_NAMES = 5  # of devices, in a line
+OFFERS = "; offering client {release} to boards that run an older one"
 TAKES_PART = {
     "next-round": "; it takes part from the next round",
     "next-run": "; it takes part from the next run, because this one's method keeps its fleet",
@@ -239,7 +240,7 @@ def format_run_event(event: Mapping[str, Any]) -> str:
         return f"{counted(len(event['centers']), 'center')} published{f' as {formats}' if formats else ''}"
     then = "ending (exit-when-done)" if event.get("ends") else "serving devices that ask for a center"
     words = {
-        "start": "leading {federation}, epoch {epoch}",
+        "start": "leading {federation}, epoch {epoch}" + OFFERS * ("release" in event),
         "waiting": "waiting: {here} of {needed} devices",
         "waits-for": "{run} round {round}: {answered} of {wanted} answers, {left_s:.0f} s left; waiting for {who}",
         "compiling": "compiling the training program: {part}",

@@ -29,6 +29,8 @@ def status_lines(found: Mapping[str, Any]) -> list[str]:
     """The status as lines of text, the most important first."""
     out = [f"federation {found['federation'] or '(not known yet)'}, epoch {found['epoch']}: {_doing(found)}"]
     out.append(f"{_fleet_in_words(found)}; {_traffic(found['bytes'])}{_since(found)}")
+    clients = [f"{name} on {counted(number, 'device')}" for name, number in found["clients"].items()]
+    out += [f"  clients: {', '.join(clients)}"] if clients else []
     out += [f"  {cid}: {reason}" for cid, reason in _first_rows(sorted(found["runtimes"].items()))]
     for run in found["runs"]:
         out += _run_lines(run)

@@ -59,8 +59,8 @@ def _by_run(settings: Settings) -> Settings:
 
 
 def _without_rounds(settings: Settings) -> Settings:
-    runs = {name: {**run, "num-rounds": "any"} for name, run in settings["runs"].items()}
-    return {**settings, "runs": runs, "order": list(runs)}
+    runs = {name: {k: v for k, v in run.items() if k != "num-rounds"} for name, run in settings["runs"].items()}
+    return {**settings, "runs": runs, "order of the runs": list(runs)}
 
 
 def _other_rounds(before: Settings, now: Settings) -> Iterator[tuple[str, int, int]]:

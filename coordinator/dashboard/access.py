@@ -34,9 +34,12 @@ class AccessControl:
         if not _is_phone_file(head.path) and self.requests.wait_s(head.client, head.now_s) > 0:
             return Refusal(status=429, error="too many requests")
         if self.read is None and not is_loopback(head.host):
-            return Refusal(status=421, error="this dashboard answers to localhost and loopback addresses only")
+            told = "this dashboard answers to localhost and loopback addresses only"
+            hint = "for another name set dashboard-read-token and dashboard-control-token"
+            return Refusal(status=421, error=f"{told}; {hint}")
         if head.method not in ("GET", "HEAD") and not head.is_same_origin:
-            return Refusal(status=403, error="only the dashboard's own page may do that")
+            told = "only the dashboard's own page may do that; a proxy must hand on Host as it came"
+            return Refusal(status=403, error=told)
         steers = head.path.startswith("/api/control")
         needed = head.path.startswith("/api/") and (steers or self.read is not None)
         if not needed or head.has_token(self.control, None if steers else self.read):

@@ -20,6 +20,7 @@ PLACE_KEPT_MS = 24 * 3_600_000  # of a device that is away: strangers who come a
 LOOK_EVERY_MS = 60_000  # for a device that makes room, which goes over the whole fleet
 UNHEARD = "unheard"  # the state of a device that the broker calls online, and that has not said so itself
 MAX_REPORTED_REFUSALS = 256  # devices; the file that `status` reads stays small
+MAX_REPORTED_CLIENTS = 8  # versions, for the same reason
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +32,7 @@ class DevicePresence:
     engine: str = ""
     n: int = 0
     runtime: str = ""  # name and version
+    client: str = ""  # name and version
     refused: tuple[tuple[str, str, float], ...] = ()  # engines that fail the golden run: name, runtime, difference
     met: bool = field(default=True, compare=False)  # whether it has announced itself to this process
 
@@ -174,6 +176,11 @@ class FleetPresence:
         told = sorted(cid for cid, device in self.devices.items() if device.refused)
         return {cid: _refusal(self.devices[cid]) for cid in told[:MAX_REPORTED_REFUSALS]}
 
+    def clients(self) -> dict[str, int]:
+        """How many devices that are online have each client, by its name and version; the MAX_REPORTED_CLIENTS most."""
+        told = Counter(device.client for device in self.devices.values() if device.is_online and device.client)
+        return dict(sorted(told.most_common(MAX_REPORTED_CLIENTS)))
+
     def count_ready(self, engines: Collection[str]) -> tuple[int, int]:
         """How many devices are ready, and how many have another engine. It does not go over the fleet."""
         ready = sum(count for (engine, able), count in self.kinds.items() if able and engine in engines)
@@ -198,6 +205,7 @@ def _born(message: Mapping[str, Any]) -> DevicePresence:
         engine=caps.get("engine", ""),
         n=caps.get("n", 0),
         runtime=caps.get("runtime", ""),
+        client=message.get("sw", ""),
         refused=tuple((each["engine"], each["runtime"], each["difference"]) for each in caps.get("refused", ())),
     )
 

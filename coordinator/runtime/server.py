@@ -183,10 +183,10 @@ class Server:
 
     def _serve(self, session: EventLoop) -> None:
         config, epoch = self._config, session.sender.epoch
-        rounds = {run.name: run.rounds for run in config.runs}
-        self._event_log.write(
-            "start", epoch=epoch, federation=config.federation, rounds=rounds, needs=config.fleet.min_devices
-        )
+        rounds, needs = {run.name: run.rounds for run in config.runs}, config.fleet.min_devices
+        offer = session.sender.release
+        release = {} if offer is None else {"release": offer["version"]}
+        self._event_log.write("start", epoch=epoch, federation=config.federation, rounds=rounds, needs=needs, **release)
         program = ProgramOnDemand(
             config=config,
             store=self._store,

@@ -136,6 +136,7 @@ class StatusReporter:
             **{name: value for name, value in self.announcer.state.items() if name in ("here", "needed")},
             "connected": len(online),
             "without_samples": sum(device.n == 0 for device in online),
+            "clients": fleet.clients(),
             "runtimes": fleet.refusals(),
             "bytes": {"down": self._sender.bytes_down, "up": self._dispatcher.bytes_up},
             "exchange": None if live is None else live.progress(),

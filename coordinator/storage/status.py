@@ -207,7 +207,7 @@ def follow_status(folder: Path) -> Iterator[dict[str, Any]]:
 
 def _live(folder: Path) -> dict[str, Any]:
     """The content of status.json, or zeros where there is none; of a stopped coordinator nothing of its last moment."""
-    moment: dict[str, Any] = {"connected": 0, "without_samples": 0, "exchange": None, "runtimes": {}}
+    moment: dict[str, Any] = {"connected": 0, "without_samples": 0, "exchange": None, "clients": {}, "runtimes": {}}
     nothing: dict[str, Any] = {"phase": "not started", "unix_ms": 0, "since_ms": 0, "bytes": {"down": 0, "up": 0}}
     nothing |= moment
     try:

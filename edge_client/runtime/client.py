@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from edge_client import __version__
 from edge_client.config import ClientConfig
 from edge_client.data.dataset import DataFolder, DeviceData
 from edge_client.engines.base import open_engine
@@ -45,7 +46,7 @@ log = logging.getLogger(__name__)
 MAX_IDLE_S = 60.0  # the longest wait; any event ends it
 RETRY_S = 60.0
 WAIT_S = 2.0  # the first task of a run follows the record that announces it, and so does the count with this device
-SOFTWARE = "fedcenters-edge"
+SOFTWARE = f"fedcenters-edge {__version__}"
 UPDATE_HINT = "install the version of fedcenters that the coordinator runs"
 
 

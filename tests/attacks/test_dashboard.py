@@ -170,6 +170,14 @@ def test_the_page_has_no_script_and_no_style_of_its_own(site: DashboardSite) -> 
     assert "http" not in page.replace("http-equiv", "")
 
 
+def test_a_proxy_that_lacks_a_setting_is_told_which() -> None:
+    gate = access.AccessControl(read=None, control="x" * 32)
+    named = RequestHead(method="GET", path="/", headers={b"host": b"a.example"}, client="proxy", now_s=0.0)
+    assert "dashboard-read-token" in str(gate.refuse(named))
+    other = {b"host": b"127.0.0.1:80", b"origin": b"https://a.example"}
+    assert "Host" in str(gate.refuse(replace(named, method="POST", headers=other)))
+
+
 def test_a_flood_is_answered_with_too_many_and_others_are_not() -> None:
     gate = access.AccessControl(read=None, control="x" * 32)
     loud = RequestHead(method="GET", path="/", headers={b"host": b"127.0.0.1:80"}, client="loud", now_s=0.0)

@@ -54,7 +54,7 @@ def test_the_settings_for_others_to_see_are_some(tmp_path: Path) -> None:
     path.write_text(lines + CONFIG, encoding="utf-8")
     config = read_config(path)
     where = dashboard_endpoint(config)
-    assert (where.host, where.port) == ("0.0.0.0", 8443)  # noqa: S104 - the page's
+    assert (where.host, where.port) == ("0.0.0.0", 8444)  # noqa: S104 - the page's
     assert where.read is not None
     assert dashboard_endpoint(replace(config, dashboard=replace(config.dashboard, address="8443"))).read is not None
 

@@ -122,3 +122,14 @@ def test_another_setting_is_named_by_its_run_and_key(tmp_path: Path) -> None:
     with pytest.raises(Exception, match=r"other settings: runs\.fesem\.clusters = 2, now 3\n"):
         other.world.run(lambda: False)
     other.world.end()
+
+
+def test_another_name_of_a_run_is_told_without_the_number_of_rounds_which_may_change(tmp_path: Path) -> None:
+    fed = killed_in_round(federation(tmp_path), 1)
+    (run,) = fed.config.runs
+    other = federation(tmp_path, runs=(replace(run, name="mine"),))
+    other.start_coordinator()
+    with pytest.raises(Exception, match=r"order of the runs = \['fesem'\], now \['mine'\]\n") as refused:
+        other.world.run(lambda: False)
+    assert "num-rounds" not in str(refused.value)
+    other.world.end()

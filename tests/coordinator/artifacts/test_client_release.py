@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.cli import format_run_event
 from coordinator.config import read_config
 from coordinator.identity.release_signature import read_signature
 from edge_client.board.pack import pack_release
@@ -31,6 +32,8 @@ def test_the_record_names_a_signed_release_that_devices_may_fetch(tmp_path: Path
     public = bytes.fromhex((fed.config.signing_key_folder / "signing.pub").read_text().strip())
     signing.verify_manifest(manifest, [public], FEDERATION)
     assert (record["release"]["version"], manifest.kind) == ("9.0", "release")
+    told = [format_run_event(event) for event in fed.events if event["event"] == "start"]
+    assert [line.partition("; ")[2] for line in told] == ["offering client 9.0 to boards that run an older one"]
 
 
 def test_a_release_is_offered_with_the_signature_of_the_release_key(tmp_path: Path) -> None:

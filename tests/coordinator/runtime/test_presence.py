@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.runtime.presence import DevicePresence, FleetPresence, TokenBucket
+from coordinator.runtime.presence import MAX_REPORTED_CLIENTS, DevicePresence, FleetPresence, TokenBucket
 
 
 def born(bd: int, *, engine: str = "onnx", n: int = 10) -> dict[str, Any]:
@@ -27,6 +27,20 @@ def test_a_device_that_only_said_goodbye_is_unknown() -> None:
     fleet = FleetPresence(limit=10)
     assert not fleet.update("a", {"s": "off", "bd": 1})
     assert fleet.devices == {}
+
+
+def test_the_clients_of_devices_that_are_online_are_counted_and_the_rarest_of_many_left_out() -> None:
+    fleet = FleetPresence(limit=100)
+    for number in range(MAX_REPORTED_CLIENTS):
+        for copy in range(2):
+            fleet.update(f"d{number}-{copy}", born(1) | {"sw": f"fedcenters-edge 0.{number}"})
+    fleet.update("rare", born(1) | {"sw": "fedcenters-edge 9"})
+    fleet.update("silent", born(1))
+    fleet.update("d0-0", {"s": "off", "bd": 1})
+    shown = {f"fedcenters-edge 0.{number}": 2 for number in range(1, MAX_REPORTED_CLIENTS)}
+    assert fleet.clients() == {"fedcenters-edge 0.0": 1} | shown
+    fleet.update("rarer", born(1) | {"sw": "fedcenters-edge 9"})
+    assert fleet.clients() == shown | {"fedcenters-edge 9": 2}
 
 
 def test_a_device_that_lost_its_memory_is_welcome_again() -> None:

@@ -20,6 +20,7 @@ from coordinator.status_in_words import render_status, status_lines
 from coordinator.storage.event_log import insert_events
 from coordinator.storage.status import STATUS_FILE, await_run, follow_status, read_status, run_folder_of
 from coordinator.storage.store import Store
+from edge_client import __version__
 from edge_client.errors import ConfigError, NetworkError
 from edge_client.protocol.blocks import manifest_of
 from tests.support.virtual_federation import BALLAST, BLOCK, Federation, Spy
@@ -266,6 +267,7 @@ def test_runtimes_that_compute_wrongly_are_told_with_their_versions_and_such_a_d
         "d05": f"{said}; it uses ai-edge-litert 2.3.0",
     }
     assert f"  d04: {said}; no other engine is left" in status_lines(found)
+    assert f"  clients: fedcenters-edge {__version__} on 4 devices" in status_lines(found)
     assert found["devices"] == 4
     counted = "6 devices connected (1 not in the training), 4 take part in the training; "
     assert counted in "\n".join(status_lines(found))
