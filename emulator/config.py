@@ -33,6 +33,7 @@ CONFIG_FILE = "simulate.toml"  # what was asked of a run over MQTT, whose config
 GROUPS_FILE = "groups.json"  # the true group of each device, beside it
 STATE_FILE = "state.safetensors"  # beside the centers, where no checkpoint has the state of the last round
 TREE_FILE = "tree.npz"  # beside the centers: edges and models of coordinator/strategies/common/center_tree.py
+GUIDE_FILE = "newcomers/guide.json"  # what devices of the user's own samples taught `nearest`
 
 
 def read_table(path: Path) -> dict[str, Any]:

@@ -113,7 +113,7 @@ class Comparison:
             scores = [score for run in runs.values() if (score := run.summary()["ari"]) is not None]
             rows.append(
                 {
-                    "method": name,
+                    "method": str(name),  # of a dict it may be a number, as a learning rate
                     "seeds": len(runs),
                     measure: mean,
                     "deviation": deviation,

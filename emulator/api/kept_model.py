@@ -26,6 +26,7 @@ from edge_client.protocol.nearest.router import NEED_LABELS, Router
 from edge_client.protocol.nearest.router_file import read_router, write_router
 from edge_client.protocol.samples.input_parts import InputPart
 from edge_client.protocol.task import Schema, TensorSpec
+from emulator.config import GUIDE_FILE
 from export.bundle.center_files import export_center
 from export.compiler.adapters.frozen import travels
 from export.compiler.forward_pass import tracing_context
@@ -36,7 +37,7 @@ from export.diagnostics import quiet_warnings
 from export.silence import suppress_output
 
 log = logging.getLogger(__name__)
-FACTS_FILE, GRAPH_FILE, GUIDE_FILE = "model/model.json", "model/model.pt2", "newcomers/guide.json"
+FACTS_FILE, GRAPH_FILE = "model/model.json", "model/model.pt2"
 
 
 def keep_parts(

@@ -16,7 +16,7 @@ from edge_client.errors import UsageError
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import ClientId, Flat
 from emulator.api.result import Result, TemporaryPlace
-from emulator.config import fingerprint, resolved_table
+from emulator.config import GUIDE_FILE, fingerprint, resolved_table
 from emulator.data.fleet import Fleet, is_named_fleet
 from emulator.data.fleet_split import FleetData
 from emulator.options import SimulateArgs
@@ -80,9 +80,13 @@ def play(  # noqa: PLR0913 - the parts of a run
     opened = cache(lambda: running.enter_context(ready()))  # a worker loads torch for it, and not this process
     parts = partial(_parts, lambda: opened()[0], marks)
     with running, _folder(args, table, parts, keep=keep, resume=resume, say=say) as (folder, temporary):
-        every = args.checkpoint_every if keep or args.checkpoint_every == 0 else args.rounds
-        facts: dict[str, Any] = {"lesson": fingerprint(table), "marks": marks, "needed": keep}
-        checkpoints = Checkpoints(folder=folder, every=every, resume=resume, **facts)
+        facts: dict[str, Any] = {
+            "every": args.checkpoint_every if keep or args.checkpoint_every == 0 else args.rounds,
+            "lesson": fingerprint(table),
+            "marks": marks,
+            "needed": keep,
+        }
+        checkpoints = Checkpoints(folder=folder, resume=resume, **facts)
         if resume:
             _tell_where_it_goes_on(checkpoints, args.out / folder.name, args.rounds, say)
         with running, open_trackers(args.loggers, folder, table) as track:  # the devices end before the folder does
@@ -92,6 +96,7 @@ def play(  # noqa: PLR0913 - the parts of a run
             if resume:
                 write_settings(folder, table)
             began -= sum(live.real_seconds)  # of the rounds before it was resumed
+            is_done = _is_written(folder, played=len(live.records) == args.rounds)
 
             def result() -> Result:
                 return Result(
@@ -109,7 +114,7 @@ def play(  # noqa: PLR0913 - the parts of a run
                 )
 
             def write(found: Result) -> None:
-                if keep:
+                if keep and not is_done:
                     busy(_writing(args))
                     found.write(folder)
 
@@ -221,6 +226,15 @@ def _writing(args: SimulateArgs) -> str:
     return WRITING if is_named_fleet(args.data_set, args.partition) else TEACHING
 
 
+def _is_written(folder: Path, *, played: bool) -> bool:
+    """Whether a run whose rounds are `played` has all its files; otherwise the last one goes until it is written."""
+    guide = folder / GUIDE_FILE
+    if played and guide.is_file():
+        return True
+    guide.unlink(missing_ok=True)
+    return False
+
+
 def _tell_where_it_goes_on(checkpoints: Checkpoints, folder: Path, rounds: int, say: Say) -> None:
     found = checkpoints.latest()
     if found is None:
@@ -230,4 +244,4 @@ def _tell_where_it_goes_on(checkpoints: Checkpoints, folder: Path, rounds: int, 
     if done > rounds:
         told = f"{folder} has {done} rounds already, and this run shall have {rounds}"
         raise UsageError(told, hint=f"ask for more than {done} --rounds, or leave out --resume")
-    say(f"going on after round {done}" if done < rounds else f"all {done} rounds are done; ask for more --rounds")
+    say(f"going on after round {done}" if done < rounds else f"{folder} has all {done} rounds already")

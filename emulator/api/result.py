@@ -38,6 +38,7 @@ from emulator.run_centers import RunCenters
 from emulator.simulation.attacks import honest_accuracy
 from emulator.simulation.checkpoint import CHECKPOINT_FOLDER, load_models, read_checkpoint
 from export.output_paths import check_output_folder, writing_to
+from export.plugins import nearest_name_hint
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -104,7 +105,8 @@ class Result:
 
         `accuracy` over all held-out samples and `accuracy_devices`, the mean of the devices'; `f1` of devices, weighted
         by samples; `loss` where devices report one; `ari`, the adjusted Rand index against the true groups; `bytes` to
-        and from the server; `seconds` of virtual time, `real_seconds` of this machine; metrics of your own.
+        and from the server; `seconds` of virtual time, `real_seconds` of this machine; errors of targets that are no
+        classes, and metrics of your own, means of the devices' weighted by held-out samples.
         """
         return frame(list(self.rows()))
 
@@ -137,10 +139,26 @@ class Result:
 
         By the model that it is served. A pandas Series, or a dict without pandas.
         """
-        found: dict[ClientId, float] = {}
+        return series(self._scores()["accuracy"], "accuracy")
+
+    def per_device(self, of: str) -> Any:  # noqa: ANN401 - a Series, or a dict without pandas
+        """Device -> its score on its held-out samples, as `accuracies`: "loss", "squared_error" or a metric of yours.
+
+        Raises UsageError for a score that no device has.
+        """
+        found = {name: scores for name, scores in self._scores().items() if scores}
+        if of not in found:
+            raise UsageError(f"no device has a score {of!r}", hint=nearest_name_hint(of, found))
+        return series(found[of], of)
+
+    def _scores(self) -> dict[str, dict[ClientId, float]]:
+        """Each score -> device -> its value in the last round that tested it."""
+        found: dict[str, dict[ClientId, float]] = {"accuracy": {}}
         for record in self.run.records:
-            found |= record["per_device"]
-        return series(dict(sorted(found.items())), "accuracy")
+            of = {name: value["per_device"] for name, value in record.get("metrics", {}).items()}
+            of |= {"accuracy": record["per_device"], "loss": record.get("loss_per_device", {})}
+            found |= {name: {**found.get(name, {}), **values} for name, values in of.items()}
+        return {name: dict(sorted(values.items())) for name, values in found.items()}
 
     @cached_property
     def model(self) -> Model:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -155,9 +155,10 @@ def run_one_of_several(
     with in_words_of_python(), RunProgress(title, rounds, shown=shown) as bar:
         bar.begin()
         run = partial(_rounds, method, fleet, model, rounds, seed, loss, metrics, bar)
-        try:
+        result = None
+        with suppress(NothingToResume):  # several runs were interrupted before this one
             result = to_the_end(run(given), bar, None)
-        except NothingToResume:  # several runs were interrupted before this one
+        if result is None:
             result = to_the_end(run({**given, "resume": False}), bar, None)
         bar.end(result.run)
         return result

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from os.path import commonpath
@@ -19,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from coordinator.rounds.metrics import ari
-from coordinator.storage.run_reader import read_program
 from edge_client.errors import ConfigError
 from edge_client.toml_files import parse_toml
 from emulator.config import CONFIG_FILE, GROUPS_FILE
@@ -33,7 +31,7 @@ from emulator.reports.html_page import (
     html_text,
     html_verdict,
 )
-from emulator.reports.repeat import FLEET_FILE, repeat_in_python, show_coordinator
+from emulator.reports.repeat import FLEET_FILE, own_loss_of, repeat_in_python, show_coordinator
 from emulator.reports.run_settings import differing_settings, one_sided_settings, read_settings
 
 CURVES = {  # quantity and kind of a round's record -> how it is called
@@ -118,7 +116,7 @@ def read_runs(folder: Path) -> list[RunSummary]:
     found = {str(e["run"]): str(e["method"]) for e in events}
     if not found:
         raise ConfigError(f"{folder} holds no round yet", hint="wait for its first round")
-    name, groups, own_loss = folder.name or folder.resolve().name, _groups(folder), _own_loss(folder)
+    name, groups, own_loss = folder.name or folder.resolve().name, _groups(folder), own_loss_of(folder)
     return [
         RunSummary(
             name=name if len(found) == 1 else f"{name}/{run}",
@@ -374,16 +372,6 @@ def _groups(folder: Path) -> dict[str, int]:
     else:
         told = {}
     return {who: int(group) for who, group in told.items() if group is not None}
-
-
-def _own_loss(folder: Path) -> str:
-    """What a loss of the user's own is called, which a coordinator's folder does not know; empty for a usual one."""
-    if (folder / FLEET_FILE).is_file():
-        parts = json.loads((folder / FLEET_FILE).read_text(encoding="utf-8")).get("parts", {})
-        return str(parts.get("loss", [""])[0])
-    with suppress(ConfigError):  # no coordinator wrote it
-        return "own" if read_program(folder).own_loss else ""
-    return ""
 
 
 def _command(line: RunSummary) -> str:

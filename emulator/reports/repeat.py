@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from coordinator.models.members import check_model_name
 from coordinator.strategies.registry import METHODS, make_method
-from edge_client.errors import UsageError
+from edge_client.errors import ConfigError, UsageError
 from emulator.config import CONFIG_FILE, GROUPS_FILE
 from emulator.data import registry
 from emulator.data.fleet import is_named_fleet
@@ -37,6 +39,9 @@ def repeat_in_python(settings: Mapping[str, Any], folder: Path) -> tuple[str, st
     if _is_own_model(model, folder):
         parts.append("model")
         arguments.append("model=model")
+    if own_loss_of(folder):
+        parts.append("loss")
+        arguments.append("loss=loss")
     if method.startswith("__main__:"):
         parts.append("method")
     if not parts:
@@ -48,6 +53,18 @@ def repeat_in_python(settings: Mapping[str, Any], folder: Path) -> tuple[str, st
     else:
         call = f"fc.simulate({', '.join((_method(method, settings), *arguments))}, rounds={rounds}, seed={seed})"
     return " and ".join(parts), call
+
+
+def own_loss_of(folder: Path) -> str:
+    """What a loss of the user's own is called, which a coordinator's folder does not know; empty for a usual one."""
+    from coordinator.storage.run_reader import read_program
+
+    if (folder / FLEET_FILE).is_file():
+        parts = json.loads((folder / FLEET_FILE).read_text(encoding="utf-8")).get("parts", {})
+        return str(parts.get("loss", [""])[0])
+    with suppress(ConfigError):  # no coordinator wrote it
+        return "own" if read_program(folder).own_loss else ""
+    return ""
 
 
 def show_coordinator(folder: Path, settings: Mapping[str, Any], *, done: bool) -> str:

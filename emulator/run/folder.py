@@ -15,7 +15,7 @@ from edge_client.toml_files import parse_toml
 from edge_client.transport.blobs import write_atomically
 from emulator.config import fingerprint, made_with
 from emulator.options import SimulateArgs
-from emulator.reports.repeat import repeat_in_python
+from emulator.reports.repeat import own_loss_of, repeat_in_python
 from emulator.run.holding import hold_folder
 from emulator.run.run_parts import RunParts, other_parts
 from emulator.simulation.checkpoint import CHECKPOINT_FOLDER, other_setting, read_checkpoint
@@ -110,7 +110,9 @@ def _told_where_to_go_on(folder: Path, args: SimulateArgs, table: Table, ended: 
     rounds = f"round 1 of {args.rounds} is" if last == 1 else f"rounds 1 to {last} of {args.rounds} are"
     how = "interrupted" if asked else "ended by an error"
     on = f"Go on with: {command} (in Python: resume=True)"
-    parts = [*(repeat_in_python(table, folder) or ())[:1], *(["loss"] if kept[1].marks.get("loss", [""])[0] else [])]
+    parts = list((repeat_in_python(table, folder) or ())[:1])
+    if kept[1].marks.get("loss", [""])[0] and not own_loss_of(folder):  # the folder does not tell of it yet
+        parts.append("loss")
     if parts:
         on = f"Go on with the same call and out={str(folder.parent)!r}, name={folder.name!r}, resume=True"
         on += f" (no command has the {' and '.join(parts)} that you gave in Python)"

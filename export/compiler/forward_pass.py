@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from inspect import Parameter, signature
 from typing import Any
 from unittest.mock import patch
@@ -145,17 +146,24 @@ def tracing_context() -> Iterator[None]:
             stack.enter_context(torch.backends.opt_einsum.flags(enabled=False))
         stack.enter_context(patch.object(torch.distributions.Distribution, "_validate_args", False))  # noqa: FBT003 - its value
         stack.enter_context(without_autocast())
-        stack.enter_context(replaced_here(fx.Graph, "python_code", _text_unless_failed))
+        before = sys.exc_info()[1]  # the caller may be in an `except` of its own
+        stack.enter_context(replaced_here(fx.Graph, "python_code", partial(_text_unless_failed, before)))
         stack.enter_context(DetachedData(traced=True))
         stack.enter_context(ForwardOverrides())
         yield
 
 
-def _text_unless_failed(graph: fx.Graph, *args: Any, verbose: bool = False, **named: Any) -> Any:  # noqa: ANN401 - torch's
+def _text_unless_failed(
+    before: BaseException | None,
+    graph: fx.Graph,
+    *args: Any,  # noqa: ANN401 - torch's
+    verbose: bool = False,
+    **named: Any,  # noqa: ANN401 - torch's
+) -> Any:  # noqa: ANN401 - torch's
     """A graph as Python, but not the one that torch writes to stderr where a pass depends on values.
 
     Our modes would add nodes to that graph while it is written, in float64 without end.
     """
-    if verbose and (wrong := sys.exc_info()[1]) is not None:
+    if verbose and (wrong := sys.exc_info()[1]) is not None and wrong is not before:
         raise wrong
     return PYTHON_CODE(graph, *args, verbose=verbose, **named)

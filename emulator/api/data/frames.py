@@ -14,7 +14,7 @@ import numpy as np
 from edge_client.errors import ConfigError, UsageError
 from edge_client.protocol.task import Array
 from emulator.api.data.columns import LABEL_COLUMNS, Column, Columns, as_array, find_column, is_missing
-from emulator.api.data.unread import no_samples
+from emulator.api.data.unread import MAKE_NUMBERS, no_samples
 
 
 def names_of(frame: Any) -> list[str]:
@@ -38,7 +38,7 @@ def read_frame(data: Any, x: Any, y: Column, by: Column) -> Columns:
     listed = [find_column("x", name, names, ()) for name in ([x] if isinstance(x, str) else x)]
     if not listed:
         told = "".join(f", {name} ({kind})" for name, kind in left_out.items())
-        raise UsageError(f"no column of numbers is left for x{told}", hint="make them numbers, as with pd.to_numeric")
+        raise UsageError(f"no column of numbers is left for x{told}", hint=MAKE_NUMBERS)
     return Columns(
         x=frame_inputs(data, listed),
         y=as_array(data[label]),
@@ -87,7 +87,7 @@ def frame_inputs(data: Any, names: Sequence[str]) -> Array:
         return as_array([as_array(cell) for cell in cells[0]])
     for name, cell in zip(names, cells, strict=True):
         if cell.dtype.kind not in "biuf":
-            hint = "make it numbers, as with pd.to_numeric, or leave it out: x=[...]"
+            hint = f"leave it out, x=[...], or make it numbers: {MAKE_NUMBERS}"
             raise ConfigError(f"column {name!r} of x is {_kind(cell)}", hint=hint)
         # of a column of floats alone: True of pyarrow counts as infinity
         if missing := int((cell.isna() | (cell.isin([np.inf, -np.inf]) if cell.dtype.kind == "f" else False)).sum()):

@@ -16,16 +16,16 @@ from edge_client.data.dataset import Dataset, DeviceData, load_folder
 from edge_client.errors import ConfigError, UsageError
 from edge_client.printable import first_of
 from edge_client.protocol.samples.input_parts import Parts, joined_parts
+from edge_client.protocol.task import I64
 from emulator.api.data.columns import Columns
 from emulator.api.data.frames import frame_columns
 from emulator.api.data.kinds import check_kinds, warn_of_shared
 from emulator.api.data.reading import read_columns
 from emulator.api.data.unread import is_frame, no_device_folders
-from emulator.data.fleet_split import device_names
-from emulator.data.given_parts import GivenParts
 
 log = logging.getLogger(__name__)
 SHOWN = 5  # devices that an error names
+LEAST = 2  # samples of a device: one to train, one to test
 BY_CLASS = (
     "for a folder of pictures for each class give data sets: "
     "fc.fleet({home.name: torchvision.datasets.ImageFolder(home) for home in Path(folder).iterdir()})"
@@ -38,26 +38,30 @@ OTHER_CLASSES = (
 
 def columns_of_each(
     data: Mapping[str, Any], *, x: Any, y: str | int | None, tests: Mapping[str, Any]
-) -> tuple[Columns, GivenParts]:
+) -> tuple[Columns, dict[str, I64 | tuple[I64, ...]]]:
     """The columns of all devices after each other, and whose each sample is; `tests` has samples that only test.
 
-    Raises UsageError, ConfigError.
+    Devices that cannot train and test are no part of it. Raises UsageError, ConfigError.
     """
     if strange := [who for who in tests if who not in data]:
         told = f"there are test samples of {strange[0]!r}, which has no training samples"
         raise UsageError(told, hint="name the same devices in both dicts")
     _warn_of_other_classes([*data.items(), *tests.items()])
     held: list[tuple[str, Columns]] = []
-    parts: list[Any] = []
+    parts: dict[Any, Any] = {}
     end = 0
     for who, mine in data.items():
         columns = _of_one(str(who), mine, tests.get(who), held[:1], x=x, y=y)
+        if len(columns) == 1 and len(columns[0].x) < LEAST:
+            continue
         held += [(str(who), part) for part in columns]
         rows = [np.arange(end, end := end + len(part.x)) for part in columns]
-        parts.append(rows[0] if len(rows) == 1 else tuple(rows))
+        parts[who] = rows[0] if len(rows) == 1 else tuple(rows)
     if not held:
-        raise ConfigError("there are no devices", hint="give at least one")
-    bare = [who for who, rows in zip(data, parts, strict=True) if not isinstance(rows, tuple)]
+        raise ConfigError("there is no device with two samples", hint="give at least one")
+    if few := [who for who in data if who not in parts]:
+        tell_left_out(few, len(data), "have a single sample")
+    bare = [who for who, rows in parts.items() if not isinstance(rows, tuple)]
     if 0 < len(bare) < len(parts):
         told = f"{first_of(bare, SHOWN)} without test samples, beside devices that have some"
         raise ConfigError(told, hint="give each device some, or none of them: `test` is then the share that tests")
@@ -65,8 +69,13 @@ def columns_of_each(
         log.warning("column %r of x holds what each device is called: drop it, or name what x is, x=[...]", name)
     joined = _one_after_another(held)
     if tests:
-        warn_of_shared(*((joined.x[rows] for rows in each) for each in zip(*parts, strict=True)))
-    return joined, GivenParts(parts, names=device_names(list(data)))
+        warn_of_shared(*((joined.x[rows] for rows in each) for each in zip(*parts.values(), strict=True)))
+    return joined, parts
+
+
+def tell_left_out(devices: Sequence[Any], among: int, why: str) -> None:
+    """Name the devices that are no part of a fleet."""
+    log.warning("%s of %s devices %s and are left out: %s", len(devices), among, why, first_of(devices, SHOWN))
 
 
 def _warn_of_other_classes(data: Iterable[tuple[str, Any]]) -> None:

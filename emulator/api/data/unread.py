@@ -16,6 +16,10 @@ PAIR = 2
 SHOWN = 5  # names that an error lists
 STREAM = "a stream has no order that a seed could repeat"
 NO_STREAM = "give a data set with a length: list(stream), or a map-style Dataset"
+MAKE_NUMBERS = (
+    "pd.to_numeric makes numbers of text that holds some, pd.get_dummies of names and categories, and "
+    "(dates - first).dt.total_seconds() of dates"
+)
 ONE_KIND = "make them one kind: uint8 are pixels and become 0 to 1, other numbers stay what they are"
 DEVICES_TESTS = "two dicts, fc.fleet({'a': train}, test={'a': test})"
 BY_DEVICE = (
@@ -175,9 +179,8 @@ def no_device_folders(folder: Path) -> ConfigError:
         return ConfigError(f"{folder} is a file", hint=hint)
     if not folder.is_dir():
         return ConfigError(f"{folder} is no folder", hint="give a folder with one subfolder for each device")
-    if any(folder.glob("*.csv")):
-        hint = (
-            "for a table of each device give {file.stem: pandas.read_csv(file) for file in Path(folder).glob('*.csv')}"
-        )
+    if kind := next((kind for kind in ("csv", "parquet") if any(folder.glob(f"*.{kind}"))), ""):
+        tables = f"{{file.stem: pandas.read_{kind}(file) for file in Path(folder).glob('*.{kind}')}}"
+        hint = f"for a table of each device give {tables}"
         return ConfigError(f"{folder} has tables and no subfolders", hint=hint)
     return ConfigError(f"{folder} has no subfolders", hint="one for each device, with train.npz or train/ in it")

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from edge_client.errors import ConfigError, UsageError
-from edge_client.printable import first_of
 from edge_client.protocol.task import I64, Array
 from emulator.api.data.columns import Columns, as_array, is_missing
 from emulator.api.data.kinds import (
@@ -24,10 +23,10 @@ from emulator.api.data.kinds import (
     look_like_classes,
     warn_of_shared,
 )
-from emulator.api.data.of_devices import columns_of_each, device_folders, joined_with
+from emulator.api.data.of_devices import LEAST, columns_of_each, device_folders, joined_with, tell_left_out
 from emulator.api.data.partitions import as_scheme
 from emulator.api.data.reading import read_columns
-from emulator.api.data.unread import check_devices, check_order, is_frame
+from emulator.api.data.unread import DEVICES_TESTS, MAKE_NUMBERS, check_devices, check_order, is_frame
 from emulator.data.fleet import Fleet
 from emulator.data.fleet_split import device_names
 from emulator.data.given_parts import GivenParts, PartsOf
@@ -39,7 +38,6 @@ from export.plugins import nearest_name_hint
 
 log = logging.getLogger(__name__)
 TEST_SHARE = 0.2
-SHOWN = 5  # devices that a line names
 NOT_FROM_0 = (
     "classes below it have an output of the model and no sample. Where that is not meant, number them from 0: "
     "y = np.unique(y, return_inverse=True)[1]"
@@ -103,12 +101,13 @@ def fleet(  # noqa: PLR0913 - each is a part of the question
         if by is not None or partition is not None or devices is not None:
             raise UsageError("these data are divided among devices already", hint="leave out by, partition and devices")
         data = {who: data[who] for who in sorted(data, key=str)}  # its order draws nothing
-        columns, parts, tables, test = _of_devices(data, test, x=x, y=y, groups=groups)
+        columns, rows, tables, test = _of_devices(data, test, x=x, y=y, groups=groups)
+        parts, data = GivenParts(list(rows.values()), names=device_names(list(rows))), {who: data[who] for who in rows}
     else:
         columns, tables = read_columns(_without_groups(data, x, groups, y, by), x=x, y=y, by=by), [data]
     held, share = _test_columns(test, columns, x=x, y=y, by=by, parts=parts)
     if told := ", ".join(f"{name} ({kind})" for name, kind in columns.left_out.items()):
-        log.warning("left out of x: %s. Make them numbers, as with pd.to_numeric, or name what x is: x=[...]", told)
+        log.warning("left out of x: %s. Name what x is, x=[...], or make them numbers: %s", told, MAKE_NUMBERS)
     if saved := [name for name in columns.names if name.startswith("Unnamed: ")]:  # as pandas calls it
         log.warning("column %r of x is the index of a table that was saved: read it with index_col=0", saved[0])
     whole, classes = _data_set(columns, held, share)
@@ -160,16 +159,16 @@ def _of_devices(
     x: Any,  # noqa: ANN401 - see `fleet`
     y: str | int | None,
     groups: Any,  # noqa: ANN401 - see `fleet`
-) -> tuple[Columns, GivenParts, list[Any], Any]:
+) -> tuple[Columns, dict[str, I64 | tuple[I64, ...]], list[Any], Any]:
     """-> the samples of all devices, whose each is, the objects that they are from, and what `test` says beside."""
     if isinstance(test, Mapping) and not test:
         raise UsageError("test has no device", hint="leave it out: a share of each device's samples then tests")
     tests, test = (test, TEST_SHARE) if isinstance(test, Mapping) else ({}, test)
     inputs, held_out = ({who: _without_groups(d, x, groups, y) for who, d in of.items()} for of in (data, tests))
     columns, parts = columns_of_each(inputs, x=x, y=y, tests=held_out)
-    if isinstance(test, float) and test != TEST_SHARE and any(isinstance(rows, tuple) for rows in parts.parts):
+    if isinstance(test, float) and test != TEST_SHARE and any(isinstance(rows, tuple) for rows in parts.values()):
         raise UsageError("each device has samples of its own that test", hint="leave out test")
-    return columns, parts, [one for who in data for one in (data[who], tests.get(who)) if one is not None], test
+    return columns, parts, [one for who in parts for one in (data[who], tests.get(who)) if one is not None], test
 
 
 def _test_columns(
@@ -196,7 +195,8 @@ def _test_columns(
         )
     if by is not None and not isinstance(by, (str, int)):
         raise UsageError(
-            "nothing says whose the test samples are", hint="name a column of both: by='column', or test=0.2"
+            "nothing says whose the test samples are",
+            hint=f"name a column of both: by='column', or write {DEVICES_TESTS}, or test=0.2",
         )
     held = read_columns(test, x=list(train.names) or x, y=y, by=by)
     check_kinds("the test data", held, "the training data", train)
@@ -300,13 +300,12 @@ def _users(train: Columns, columns: Sequence[Columns]) -> tuple[list[I64 | None]
         return [None for _ in columns], ()
     check_no_bytes("by", [part.by for part in columns if part.by is not None])
     values, first = _distinct("by", train.by)
-    few = np.bincount(first) < 2  # noqa: PLR2004 - one to train, one to test
+    few = np.bincount(first) < LEAST
     if len(columns) > 1 and columns[1].by is not None:
         few |= ~np.isin(values, columns[1].by)
     if few.any():
         why = "have a single sample" if len(columns) == 1 else "have no test samples, or a single training sample,"
-        which = first_of(values[few].tolist(), SHOWN)
-        log.warning("%s of %s devices %s and are left out: %s", few.sum(), len(values), why, which)
+        tell_left_out(values[few].tolist(), len(values), why)
     owners = [part.by for part in columns if part.by is not None]
     numbers: list[I64 | None] = [np.searchsorted(values, owner).astype(np.int64) for owner in owners]
     return numbers, device_names(values.tolist(), train.by_name)

@@ -70,6 +70,14 @@ def test_the_table_is_printed_in_per_cent_points_and_megabytes(found: fc.Compari
     assert all(isinstance(n, int) for n in found.table()["bytes"].tolist())
 
 
+def test_a_dict_may_name_methods_by_a_small_number() -> None:
+    """Four digits after the point were shown of it, as of a score."""
+    rates = {1e-5: fc.FedAvg(local_steps=1), 2e-5: fc.FedAvg(local_steps=2)}
+    found = fc.compare(rates, fleet=fc.fleets.digits(devices=3), rounds=1, seeds=1)  # type: ignore[arg-type]
+    assert list(found.table()["method"]) == ["1e-05", "2e-05"]
+    assert "2e-05" in repr(found)
+
+
 def test_a_metric_of_ones_own_has_a_table_and_a_picture(found: fc.Comparison) -> None:
     wrong, accuracy = found.table("wrong"), found.table()
     assert wrong["wrong"].tolist() == pytest.approx([1 - value for value in accuracy["accuracy"]])
@@ -145,6 +153,27 @@ def test_targets_that_are_no_classes_are_compared_by_their_squared_error() -> No
     drawn = np.array([line.get_ydata() for line in axes.lines])
     assert drawn.shape == (2, 2)
     assert axes.get_ylim()[1] > drawn.max()
+
+
+def test_each_devices_scores_are_those_of_its_held_out_samples_and_their_mean_weighs_samples() -> None:
+    x = np.random.default_rng(0).standard_normal((90, 3)).astype(np.float32)
+    fleet = fc.fleet((x, x @ np.ones((3, 1), np.float32)), by=np.repeat(["few", "many"], [10, 80]), test=0.2)
+
+    def worst(y: Array, outputs: Array) -> float:
+        return float(np.abs(y - outputs).max())
+
+    result = fc.simulate(
+        fc.FedAvg(local_steps=1), fleet=fleet, model=nn.Linear(3, 1), metrics={"worst": worst}, rounds=2
+    )
+    held = {who: local.test for who, local in fleet.items() if local.test is not None}
+    off = {who: test.y - result.predict(test.x, center=0) for who, test in held.items()}
+    counts = [len(test) for test in held.values()]
+    squares, largest = [np.mean(each**2) for each in off.values()], [np.abs(each).max() for each in off.values()]
+    for name, mine in {"squared_error": squares, "worst": largest}.items():
+        np.testing.assert_allclose(result.per_device(name)[list(off)], mine, rtol=1e-5)  # float32
+        assert result.history[name].iloc[-1] == pytest.approx(np.average(mine, weights=counts), rel=1e-5)
+    with pytest.raises(UsageError, match="no device has a score 'wurst'\n\nhint: did you mean 'worst'"):
+        result.per_device("wurst")
 
 
 def test_a_loss_of_ones_own_is_what_is_compared() -> None:

@@ -95,6 +95,44 @@ def test_leaving_the_loop_writes_the_folder_of_the_rounds_so_far(tmp_path: Path)
     assert len((tmp_path / "left" / "metrics.jsonl").read_text().splitlines()) == 1
 
 
+def test_a_run_of_ones_own_parts_whose_loop_was_left_needs_none_of_them_afterwards(tmp_path: Path) -> None:
+    """Python leaves a generator by an exception; torch, which writes the module meanwhile, has not failed by it."""
+    fleet = hand_written(0)
+    for _ in fc.rounds(fc.FedAvg(local_steps=1), fleet=fleet, model=two_layers(4), rounds=9, out=tmp_path, name="left"):
+        break
+    x = fleet["u0"].train.x
+    assert fc.load(tmp_path / "left").predict(x, center=0).shape == (len(x),)
+    assert fc.load(tmp_path / "left").guide is not None
+
+
+def test_a_run_that_has_all_its_rounds_is_not_written_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its devices would train once more for `nearest`, in each run of a comparison that goes on."""
+    asked: dict[str, Any] = {"fleet": hand_written(0), "model": two_layers(4), "rounds": 1, "out": tmp_path}
+    first = fc.simulate(fc.FedAvg(local_steps=1), **asked, name="mine")
+    guide = tmp_path / "mine" / "newcomers" / "guide.json"
+    before = guide.stat().st_mtime_ns
+    again = fc.simulate(fc.FedAvg(local_steps=1), **asked, name="mine", resume=True)
+    assert again.accuracy == first.accuracy
+    assert guide.stat().st_mtime_ns == before
+    assert f"{tmp_path / 'mine'} has all 1 rounds already" in capsys.readouterr().err
+    for result in fc.rounds(fc.FedAvg(local_steps=1), **{**asked, "rounds": 2}, name="mine", resume=True):
+        assert len(result.history) == 2
+        assert not guide.exists()  # a run that is killed now is written by the one that goes on
+    assert guide.is_file()
+
+
+def test_a_run_of_ones_own_model_may_be_played_while_an_exception_is_handled(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: dict[str, Any] = {"fleet": hand_written(0), "model": two_layers(4), "rounds": 1}
+    try:
+        fc.load(tmp_path / "mine")
+    except ConfigError:
+        fc.simulate(fc.FedAvg(local_steps=1), **asked, out=tmp_path, name="mine")
+    assert "will need" not in capsys.readouterr().err
+    assert fc.load(tmp_path / "mine").module(0) is not None
+
+
 def test_a_run_whose_loop_was_left_goes_on(tmp_path: Path) -> None:
     method, place = fc.FedAvg(local_steps=STEPS), {"out": tmp_path, "name": "left"}
     for result in fc.rounds(method, fleet=digits(3), rounds=9, **place):  # type: ignore[arg-type]

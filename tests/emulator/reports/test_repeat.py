@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from torch import nn
+from torch import Tensor, nn
 from typer.testing import CliRunner
 
 import fedcenters as fc
 from emulator.cli import app
-from emulator.config import CONFIG_FILE, GROUPS_FILE
+from emulator.config import CONFIG_FILE, GROUPS_FILE, read_table
 from emulator.reports import comparison
 from emulator.reports.repeat import repeat_in_python
 
@@ -58,6 +58,20 @@ def test_a_run_over_mqtt_is_repeated_in_a_federation(tmp_path: Path) -> None:
     call = "with fc.federation(model=model, fleet=fleet) as home: home.run(fc.FedAvg(), rounds=4, seed=0)"
     assert repeat_in_python(asked, tmp_path) == ("model", call)
     assert repeat_in_python({**asked, "model": "digits-mlp"}, tmp_path) is None
+
+
+def squares(outputs: Tensor, labels: Tensor) -> Tensor:
+    return (outputs - nn.functional.one_hot(labels, 3)).square().mean(1)
+
+
+def test_a_loss_of_ones_own_stands_in_the_call_that_repeats_a_run(tmp_path: Path) -> None:
+    """The call without it trained with the usual loss, without a word."""
+    x = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
+    fleet = fc.fleet((x, np.arange(60) % 3), by=np.arange(60) // 20)
+    fc.simulate(METHOD, fleet=fleet, loss=squares, rounds=1, out=tmp_path, name="mine")
+    call = "fc.simulate(fc.FeSEM(2, local_steps=2), fleet=fleet, loss=loss, rounds=1, seed=0)"
+    settings = read_table(tmp_path / "mine" / "config.toml")
+    assert repeat_in_python(settings, tmp_path / "mine") == ("samples and loss", call)
 
 
 def test_a_method_of_main_is_repeated_in_python(tmp_path: Path) -> None:

@@ -51,6 +51,22 @@ def test_a_dict_of_test_samples_tests_each_device_on_its_own(kind: str) -> None:
             np.testing.assert_array_equal(data.y[mine], Y[rows][order])
 
 
+def test_a_device_with_a_single_sample_is_left_out_of_a_dict_as_of_a_column(caplog: pytest.LogCaptureFixture) -> None:
+    told = "1 of 3 devices have a single sample and are left out: 7"
+    data = {9: frame(slice(0, 12)), 7: frame(slice(12, 13)), 8: frame(slice(13, 30))}
+    made = fc.fleet(data, groups={9: "a", 7: "b", 8: "b"})
+    assert caplog.messages == [told]
+    assert list(made) == ["device-8", "device-9"]
+    np.testing.assert_array_equal(np.sort(made[8].train.x[:, 0]), np.sort(fc.fleet({8: data[8]})[8].train.x[:, 0]))
+    with pytest.raises(FedcentersError, match="there is no device with two samples"):
+        fc.fleet({7: data[7]})
+
+
+def test_the_error_for_test_arrays_without_devices_names_two_dicts() -> None:
+    with pytest.raises(FedcentersError, match=r"fc.fleet\({'a': train}, test={'a': test}\), or test=0.2"):
+        fc.fleet((X, Y), by=np.arange(40) % 4, test=(X, Y))
+
+
 def test_a_frame_that_tests_has_its_columns_in_any_order() -> None:
     first, second = PLACES["anna"]
     local = fc.fleet({"anna": frame(first)}, test={"anna": frame(second, "srqp")})["anna"]

@@ -118,7 +118,7 @@ WRONG: dict[str, tuple[Any, str, str]] = {
     "no numbers": (
         lambda: fc.fleet(frame()[["f0", "label", "who"]].astype({"f0": object}), y="label", by="who"),
         "no column of numbers is left for x, f0 (numbers as objects)",
-        "as with pd.to_numeric",
+        "pd.to_numeric makes numbers of text that holds some, pd.get_dummies of names and categories",
     ),
     "several targets": (
         lambda: fc.fleet(frame(), by="who", y=["f0", "f1"]),  # type: ignore[arg-type]
@@ -158,6 +158,9 @@ def test_a_path_of_tables_says_how_to_read_them(tmp_path: Path) -> None:
     with pytest.raises(FedcentersError, match=r"anna.csv is a file\n\nhint: read it first, as pandas.read_csv\(path\)"):
         fc.fleet(tmp_path / "anna.csv", y="label")
     with pytest.raises(FedcentersError, match=r"has tables and no subfolders\n\nhint: .*file.stem: pandas.read_csv"):
+        fc.fleet(tmp_path, y="label")
+    (tmp_path / "anna.csv").rename(tmp_path / "anna.parquet")
+    with pytest.raises(FedcentersError, match=r"(?s)has tables .*pandas.read_parquet\(file\) .*glob\('\*.parquet'\)}"):
         fc.fleet(tmp_path, y="label")
 
 

@@ -240,9 +240,7 @@ def test_columns_that_are_no_numbers_are_named_when_they_are_left_out(caplog: py
     )
     data["size"] = pd.Categorical(["s", "l"] * 30)
     made = fc.fleet(data, by="subject", groups="made")
-    assert caplog.messages[-1].startswith(
-        "left out of x: f1 (text), when (dates), size (categories). Make them numbers"
-    )
+    assert caplog.messages[-1].startswith("left out of x: f1 (text), when (dates), size (categories). Name what x is")
     assert made.columns == ("f0", "f2", "f3")
     fc.fleet({who: part.drop(columns="subject") for who, part in data.groupby("subject")}, groups="made")
     assert "; ".join(caplog.messages[1:]).count("left out of x: f1 (text), when (dates)") == 1
