@@ -36,7 +36,8 @@ def lifetime(certificate: x509.Certificate) -> tuple[dt.timedelta, dt.timedelta]
 
 def uses(certificate: x509.Certificate) -> tuple[bool, int | None, set[str]]:
     """Whether it is an authority's, how many others may follow it, and what its key may do."""
-    basic, usage = (certificate.extensions.get_extension_for_class(c) for c in (x509.BasicConstraints, x509.KeyUsage))
+    basic = certificate.extensions.get_extension_for_class(x509.BasicConstraints)
+    usage = certificate.extensions.get_extension_for_class(x509.KeyUsage)
     assert basic.critical
     assert usage.critical
     words = ["digital_signature", "key_cert_sign", "crl_sign", "content_commitment", "key_encipherment"]
