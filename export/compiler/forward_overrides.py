@@ -24,6 +24,7 @@ from torch.overrides import TorchFunctionMode
 
 from export.compiler.decompositions.complex_pairs import COMPLEX_OVERRIDES, call_of_pairs, is_complex_call
 from export.compiler.decompositions.fourier import FOURIER_OVERRIDES
+from export.compiler.decompositions.indexing import INDEXING_OVERRIDES
 from export.compiler.decompositions.matrices import GRID_OVERRIDES
 from export.compiler.decompositions.picks import PICK_OVERRIDES
 from export.compiler.decompositions.short_time import SHORT_TIME_OVERRIDES
@@ -362,6 +363,7 @@ FORWARD_OVERRIDES: Mapping[Any, Callable[..., Any]] = {
     **FOURIER_OVERRIDES,
     **SHORT_TIME_OVERRIDES,
     **GRID_OVERRIDES,
+    **INDEXING_OVERRIDES,
     **PICK_OVERRIDES,
     torch.lstm_cell: _lstm_cell,
     torch.gru_cell: _gru_cell,
