@@ -27,6 +27,7 @@ from export.compiler.decompositions.fourier import FOURIER_OVERRIDES
 from export.compiler.decompositions.indexing import INDEXING_OVERRIDES
 from export.compiler.decompositions.matrices import GRID_OVERRIDES
 from export.compiler.decompositions.picks import PICK_OVERRIDES
+from export.compiler.decompositions.pools import POOL_OVERRIDES
 from export.compiler.decompositions.short_time import SHORT_TIME_OVERRIDES
 from export.compiler.decompositions.supported_ops import UnsupportedOperator
 from export.compiler.losses.label_losses import LOSS_OVERRIDES
@@ -229,40 +230,6 @@ def _rnn_cell(activation: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
     return cell
 
 
-MAX_POOL_OPTIONS = ("dilation", "ceil_mode", "return_indices")  # in this order after the padding
-
-
-def _pool3d(pool: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A pool of three axes by the one of two axes: first height and width, then depth; ties go the same way."""
-
-    def pooled(x: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, *rest: Any, **named: Any) -> Tensor:  # noqa: ANN401
-        each = [_three(value) for value in (kernel_size, stride or kernel_size, padding)]
-        averages = pool is F.avg_pool2d
-        names = ("ceil_mode", "count_include_pad", "divisor_override") if averages else MAX_POOL_OPTIONS
-        told = dict(zip(names, rest, strict=False)) | named
-        if told.pop("divisor_override", None) is not None or told.pop("return_indices", False):
-            raise UnsupportedOperator("pool3d", "divisor_override and return_indices are not covered")
-        dilation = _three(told.pop("dilation", 1))
-        flat = x.flatten(0, -4)
-        more = {} if averages else {"dilation": dilation[1:]}
-        flat = pool(flat, *(value[1:] for value in each), **told, **more)
-        size = flat.shape[-2:]
-        more = {} if averages else {"dilation": (dilation[0], 1)}
-        deep = pool(
-            flat.flatten(2).unsqueeze(1),
-            *((v[0], other) for v, other in zip(each, (1, 1, 0), strict=True)),
-            **told,
-            **more,
-        )
-        return deep.reshape([*x.shape[:-3], deep.shape[-2], *size])
-
-    return pooled
-
-
-def _three(value: Any) -> Sequence[int]:  # noqa: ANN401 - one number or three
-    return (value,) * 3 if isinstance(value, int) else tuple(value) * (3 if len(value) == 1 else 1)
-
-
 def _pad(x: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Tensor:
     """Repetition of the edge or of the whole picks its values by index; other modes stay torch's."""
     if mode not in {"replicate", "circular"}:
@@ -365,6 +332,7 @@ FORWARD_OVERRIDES: Mapping[Any, Callable[..., Any]] = {
     **GRID_OVERRIDES,
     **INDEXING_OVERRIDES,
     **PICK_OVERRIDES,
+    **POOL_OVERRIDES,
     torch.lstm_cell: _lstm_cell,
     torch.gru_cell: _gru_cell,
     torch.rnn_tanh_cell: _rnn_cell(torch.tanh),
@@ -379,8 +347,6 @@ FORWARD_OVERRIDES: Mapping[Any, Callable[..., Any]] = {
     F.alpha_dropout: _dropout(_values, _alpha, default=False),
     F.feature_alpha_dropout: _dropout(_channels, _alpha, default=False),
     F.scaled_dot_product_attention: _attention,
-    F.max_pool3d: _pool3d(F.max_pool2d),
-    F.avg_pool3d: _pool3d(F.avg_pool2d),
     F.adaptive_avg_pool2d: _adaptive_avg_pool2d,
     F.pad: _pad,
     F.local_response_norm: _local_response_norm,

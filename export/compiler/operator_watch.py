@@ -48,6 +48,7 @@ OVERRIDES = (
     "indexing.py",
     "matrices.py",
     "picks.py",
+    "pools.py",
 )
 # of the compiler, called by a model's code
 BETWEEN = ("operator_watch.py", "forward_overrides.py", "random_ops.py", "vmap_levels.py", *OVERRIDES)

@@ -73,6 +73,12 @@ RULES: dict[str, Callable[[Tensor], Tensor]] = {
     "one pixel": lambda x: F.interpolate(x, 1, mode="bicubic", antialias=True),
     "a cosine with one number": lambda x: F.cosine_similarity(x, x[:, :1] * 2 - 1, 1),
     "a cosine with fewer axes": lambda x: F.cosine_similarity(x, x[0, 0] - 1, 3),
+    **{
+        f"powers of volumes, {norm}": lambda x, norm=norm: F.lp_pool3d(
+            x.abs().unsqueeze(1) + 0.1, norm, (1, 2, 3), ceil_mode=True
+        )  # type: ignore[misc]
+        for norm in (3, 1.5, float("inf"), -float("inf"))
+    },
     "a mean over three axes": lambda x: F.avg_pool3d(x.unsqueeze(1), kernel_size=2, stride=(1, 2, 2)),
     "a product by numpy's names": lambda x: x[:, :2].prod(axis=1, keepdims=True) + torch.cumprod(x / 4, axis=3),  # type: ignore[call-arg, call-overload]
     "the farthest axis of several": lambda x: torch.cdist(
