@@ -235,6 +235,9 @@ def _pad(x: Tensor, pad: Sequence[int], mode: str = "constant", value: float | N
     if mode not in {"replicate", "circular"}:
         return PAD(x, pad, mode, value)
     for i, (before, after) in enumerate(zip(pad[::2], pad[1::2], strict=True)):
+        if min(before, after) < 0:  # torch cuts first, and repeats what is left
+            x = PAD(x, [0, 0] * i + [min(before, 0), min(after, 0)])
+            before, after = max(before, 0), max(after, 0)  # noqa: PLW2901 - what is left to add
         size = x.shape[-1 - i]
         rows = torch.arange(-before, size + after)
         rows = rows.clamp(0, size - 1) if mode == "replicate" else rows % size

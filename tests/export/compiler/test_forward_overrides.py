@@ -73,6 +73,8 @@ RULES: dict[str, Callable[[Tensor], Tensor]] = {
     "one pixel": lambda x: F.interpolate(x, 1, mode="bicubic", antialias=True),
     "a cosine with one number": lambda x: F.cosine_similarity(x, x[:, :1] * 2 - 1, 1),
     "a cosine with fewer axes": lambda x: F.cosine_similarity(x, x[0, 0] - 1, 3),
+    "a ring without its first column": lambda x: F.pad(x, (-1, 2, 1, 0), mode="circular"),
+    "an edge without its last row": lambda x: F.pad(x, (2, 1, 1, -2), mode="replicate"),
     **{
         f"powers of volumes, {norm}": lambda x, norm=norm: F.lp_pool3d(
             x.abs().unsqueeze(1) + 0.1, norm, (1, 2, 3), ceil_mode=True
