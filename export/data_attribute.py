@@ -33,5 +33,9 @@ class DetachedData(TorchFunctionMode):
 
 def same_memory(one: Tensor, other: Tensor) -> bool:
     """Whether they are one tensor's numbers, in the same order."""
-    alias: bool = torch._C._is_alias_of(one, other)  # type: ignore[attr-defined]  # noqa: SLF001 - no public name
-    return alias and one.shape == other.shape and one.stride() == other.stride()
+    return shares_memory(one, other) and one.shape == other.shape and one.stride() == other.stride()
+
+
+def shares_memory(one: Tensor, other: Tensor) -> bool:
+    """Whether one of them is a view of the other, or both of a third."""
+    return torch._C._is_alias_of(one, other)  # type: ignore[attr-defined,no-any-return]  # noqa: SLF001 - no public name

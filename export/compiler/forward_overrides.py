@@ -23,8 +23,10 @@ from torch.overrides import TorchFunctionMode
 
 from export.compiler.decompositions.complex_pairs import COMPLEX_OVERRIDES, call_of_pairs, is_complex_call
 from export.compiler.decompositions.fourier import FOURIER_OVERRIDES
+from export.compiler.decompositions.indexing import INDEXING_OVERRIDES
 from export.compiler.decompositions.matrices import GRID_OVERRIDES
 from export.compiler.decompositions.picks import PICK_OVERRIDES
+from export.compiler.decompositions.pools import POOL_OVERRIDES
 from export.compiler.decompositions.short_time import SHORT_TIME_OVERRIDES
 from export.compiler.decompositions.supported_ops import UnsupportedOperator
 from export.compiler.forward_calls.dropout import DROPOUT_OVERRIDES
@@ -101,38 +103,6 @@ def _rms_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None = None, eps
     return out if weight is None else out * weight
 
 
-MAX_POOL_OPTIONS = ("dilation", "ceil_mode", "return_indices")  # in this order after the padding
-
-
-def _pool3d(pool: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A pool of three axes by the one of two axes: first height and width, then depth; ties go the same way."""
-
-    def pooled(x: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, *rest: Any, **named: Any) -> Tensor:  # noqa: ANN401
-        each = [_three(value) for value in (kernel_size, stride or kernel_size, padding)]
-        averages = pool is F.avg_pool2d
-        names = ("ceil_mode", "count_include_pad", "divisor_override") if averages else MAX_POOL_OPTIONS
-        told = dict(zip(names, rest, strict=False)) | named
-        if told.pop("divisor_override", None) is not None or told.pop("return_indices", False):
-            raise UnsupportedOperator("pool3d", "divisor_override and return_indices are not covered")
-        dilation = _three(told.pop("dilation", 1))
-        flat = x.flatten(0, -4)
-        more = {} if averages else {"dilation": dilation[1:]}
-        flat = pool(flat, *(value[1:] for value in each), **told, **more)
-        size = flat.shape[-2:]
-        more = {} if averages else {"dilation": (dilation[0], 1)}
-        deep = pool(
-            flat.flatten(2).unsqueeze(1),
-            *((v[0], other) for v, other in zip(each, (1, 1, 0), strict=True)),
-            **told,
-            **more,
-        )
-        return deep.reshape([*x.shape[:-3], deep.shape[-2], *size])
-
-    return pooled
-
-
-def _three(value: Any) -> Sequence[int]:  # noqa: ANN401 - one number or three
-    return (value,) * 3 if isinstance(value, int) else tuple(value) * (3 if len(value) == 1 else 1)
 
 
 def _pad(x: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Tensor:
@@ -140,6 +110,9 @@ def _pad(x: Tensor, pad: Sequence[int], mode: str = "constant", value: float | N
     if mode not in {"replicate", "circular"}:
         return PAD(x, pad, mode, value)
     for i, (before, after) in enumerate(zip(pad[::2], pad[1::2], strict=True)):
+        if min(before, after) < 0:  # torch cuts first, and repeats what is left
+            x = PAD(x, [0, 0] * i + [min(before, 0), min(after, 0)])
+            before, after = max(before, 0), max(after, 0)  # noqa: PLW2901 - what is left to add
         size = x.shape[-1 - i]
         rows = torch.arange(-before, size + after)
         rows = rows.clamp(0, size - 1) if mode == "replicate" else rows % size
@@ -235,13 +208,13 @@ FORWARD_OVERRIDES: Mapping[Any, Callable[..., Any]] = {
     **FOURIER_OVERRIDES,
     **SHORT_TIME_OVERRIDES,
     **GRID_OVERRIDES,
+    **INDEXING_OVERRIDES,
     **PICK_OVERRIDES,
     **CELL_OVERRIDES,
     F.linear: _linear,
     F.rms_norm: _rms_norm,
     **DROPOUT_OVERRIDES,
-    F.max_pool3d: _pool3d(F.max_pool2d),
-    F.avg_pool3d: _pool3d(F.avg_pool2d),
+    **POOL_OVERRIDES,
     F.adaptive_avg_pool2d: _adaptive_avg_pool2d,
     F.pad: _pad,
     F.local_response_norm: _local_response_norm,

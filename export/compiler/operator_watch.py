@@ -31,7 +31,7 @@ from export.compiler.program_functions import (
     tensors_of,
 )
 from export.compiler.random_ops import COVERED_OPERATORS, TWICE
-from export.data_attribute import DataReplacedError
+from export.data_attribute import DataReplacedError, shares_memory
 from export.diagnostics import first_sentence, raise_for_machine
 from export.dispatch_mode import PlainDispatchMode
 from export.float64_mode import as_in
@@ -41,7 +41,8 @@ TORCH, COMPILER = str(Path(torch.__file__).parent), str(Path(__file__).parent)
 EXPORT = str(Path(__file__).parents[1])
 BETWEEN = (  # of the compiler, called by a model's code
     *("operator_watch.py", "forward_overrides.py", "random_ops.py", "vmap_levels.py", "label_losses.py", "dropout.py"),
-    *("recurrent.py", "complex_pairs.py", "fourier.py", "short_time.py", "matrices.py", "picks.py"),
+    *("recurrent.py", "complex_pairs.py", "fourier.py", "short_time.py", "matrices.py", "indexing.py"),
+    *("picks.py", "pools.py"),
 )
 OPERATOR = re.compile(r"aten\.\w+")
 ALONE = re.compile(r"aten\.\w+\.\w+")
@@ -53,6 +54,10 @@ PACKED = (
     "sample's last output by its number, out[torch.arange(out.shape[0]), lengths - 1]"
 )
 NO_BRANCHES = "forward must be the same operators for every batch: no branches on values, no .item()"
+NO_DERIVATIVE = re.compile(r"derivative for '?(?:aten::)?(\w+)'? is not implemented")  # how torch tells it
+UNDERIVED = "torch itself trains nothing through it: give it x.detach(), or replace it"
+OTHER_MEMORY = ("aten.set", "aten.resize")
+MEMORY_HINT = "make a new tensor, as torch.zeros(n), h[:, :n] or h.reshape(-1, n), in place of one with other memory"
 NAMED = 3  # of many tensors
 ONE_SIZE = "Constraints violated"  # how torch.export begins
 FAKE_CONSTANT = "fake tensor in the exported program constant's list"  # how torch.export tells of `.data`
@@ -104,6 +109,17 @@ def check_writes(source: TraceSource) -> None:
             f"model {source.name!r} writes {', '.join(lost)} when it trains, which no step can give back",
             hint="use a buffer of finite floating point numbers with persistent=True, in one place, and write into it, "
             "as self.mean.copy_(new)",
+        )
+
+
+def check_samples(source: TraceSource) -> None:
+    """Raise ProgramRefused for a training pass that writes into its samples, which a run reads again."""
+    written = _watch_pass(source, 2).written
+    if written:
+        raise ProgramRefused(
+            f"model {source.name!r} writes into its samples in layer {written[0]}",
+            hint="make a new tensor, as x = x / 255 or x = x.clone() before the first write, and give the first layer "
+            "no inplace=True",
         )
 
 
@@ -176,7 +192,8 @@ def refuse_untraceable(source: TraceSource, wrong: Exception) -> NoReturn:
     line, told, hint = line_of(wrong), first_sentence(wrong), NO_BRANCHES
     where, seen, named = f" at {line}" if line else "", _watch_pass(source, 2).seen, OPERATOR.search(told)
     sized = next((name for name in SIZED_BY_VALUES if name in seen), "") if "data-dependent" in told else ""
-    operator = named[0] if named else sized
+    lacking = NO_DERIVATIVE.search(told)
+    operator = f"aten.{lacking[1]}" if lacking else named[0] if named else sized
     if not line and operator:  # in the second stage, which knows no lines
         where = next((f" in layer {place}" for place in _places(seen, operator)), "")
         told = f"{operator} gives another number of values each time" if operator in SIZED_BY_VALUES else told
@@ -186,6 +203,8 @@ def refuse_untraceable(source: TraceSource, wrong: Exception) -> NoReturn:
         told, _, hint = told.partition(": ")
     elif FAKE_CONSTANT in told:
         told, hint = "torch.export loses a tensor that forward makes, as `.data` does", CONSTRAINT_HINT
+    elif lacking:
+        told, hint = f"torch has no gradient of {operator}", MEMORY_HINT if operator in OTHER_MEMORY else UNDERIVED
     if PACKS in seen:
         where, told, hint = f" in layer {next(iter(seen[PACKS]))}", "it packs sequences", PACKED
     elif sized or operator in SIZED_BY_VALUES:
@@ -199,14 +218,16 @@ def refuse_untraceable(source: TraceSource, wrong: Exception) -> NoReturn:
 def _refused_layer(source: TraceSource, layers: str, operator: str, reason: str) -> ProgramRefused:
     return ProgramRefused(
         f"model {source.name!r} cannot become a training program: {layers} uses {operator}: {reason}",
-        hint="leave the layer out or replace it; docs/train-your-own-model.md lists what compiles",
+        hint=MEMORY_HINT
+        if operator in OTHER_MEMORY
+        else "leave the layer out or replace it; docs/what-compiles.md lists what compiles",
     )
 
 
 def _refused_loss(source: TraceSource, loss: str, operator: str, reason: str) -> ProgramRefused:
     return ProgramRefused(
         f"model {source.name!r} cannot become a training program: {loss} uses {operator}: {reason}",
-        hint="compute the loss by other operators, and without writes in place; docs/train-your-own-model.md lists "
+        hint="compute the loss by other operators, and without writes in place; docs/what-compiles.md lists "
         "what compiles",
     )
 
@@ -243,8 +264,8 @@ def loss_calls(source: TraceSource, operator: str) -> bool:
 
 def _watch_pass(source: TraceSource, batch: int, counts: Counts = every_call) -> _Watch:
     """Watch one training-mode pass; torch's generator keeps its state."""
-    watch = _Watch(counts)
     x = torch.zeros(batch, *source.input, dtype=getattr(torch, source.dtype))
+    watch = _Watch(counts, x)
     state = {name: value.clone() for name, value in tensors_of(source.module).items()}
     handles = [h for name, layer in source.module.named_modules() for h in watch.follow(name, layer)]
     try:
@@ -257,14 +278,15 @@ def _watch_pass(source: TraceSource, batch: int, counts: Counts = every_call) ->
 
 
 class _Watch(PlainDispatchMode):
-    """Records which layers call which operator, and what random operators draw.
+    """Records which layers call which operator, what random operators draw, and what writes into the `samples`.
 
     `seen`: operator -> "name (Class) at file:line", of the calls that count.
     """
 
-    def __init__(self, counts: Counts) -> None:
+    def __init__(self, counts: Counts, samples: Tensor | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._counts = counts
+        self._counts, self._samples = counts, samples
+        self.written: list[str] = []  # layers
         self.stack: list[str] = []
         self.seen: defaultdict[str, dict[str, None]] = defaultdict(dict)
         self.draws: list[tuple[str, str, int]] = []  # layer, random operator, how many numbers
@@ -283,6 +305,9 @@ class _Watch(PlainDispatchMode):
         layer += f" at {line}" if line else ""
         if self._counts(name, args):
             self.seen[name][layer] = None
+        in_place = name.endswith("_") and not name.endswith("__")
+        if in_place and self._samples is not None and shares_memory(args[0], self._samples):
+            self.written.append(layer)
         out = func(*args, **(kwargs or {}))
         if name in COVERED_OPERATORS:
             drawn = out if isinstance(out, Tensor) else out[0]

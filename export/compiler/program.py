@@ -42,7 +42,7 @@ from export.compiler.losses.choose_loss import (
     warn_of_probabilities,
 )
 from export.compiler.losses.sample_losses import LossFunction
-from export.compiler.operator_watch import check_gradient, check_writes, count_random_numbers
+from export.compiler.operator_watch import check_gradient, check_samples, check_writes, count_random_numbers
 from export.compiler.program_functions import (
     TraceSource,
     call_module,
@@ -232,6 +232,7 @@ def make_source(  # noqa: PLR0913 - the facts of a model
     with as_in(dtype):
         check_zeros(source.name, source.module.eval(), samples, source.parts)
         found = check_answers(source.name, source.module, samples, expected, parts=source.parts, example=example)
+        check_samples(source)
         check_company(source.name, moved_network(source), samples, limit=MAX_RELATIVE_DIFFERENCE)
         if own_loss is not None and loss == "squared-error":
             word, shape = loss_of_targets(name, found, own_targets)

@@ -8,11 +8,12 @@ LiteRT accepts scatter only in special forms. The batch may be symbolic; every o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
 from export.compiler.decompositions.norms import batch_norm_training
@@ -28,12 +29,51 @@ def embedding_backward(grad: Tensor, indices: Tensor, count: int, padding: int, 
     The row `padding` gets no gradient (-1: there is no such row). Raises UnsupportedOperator for `by_frequency`.
     """
     if by_frequency:
-        raise UnsupportedOperator("embedding_dense_backward", "scale_grad_by_freq is not covered")
+        raise UnsupportedOperator("aten.embedding", "scale_grad_by_freq is not covered")
     tokens = torch.arange(count, device=grad.device, dtype=indices.dtype).reshape(1, -1)
     chosen = (indices.reshape(-1, 1) == tokens).to(grad.dtype)  # [tokens, count]
     if padding >= 0:
         chosen = chosen * (tokens != padding).to(grad.dtype)
     return chosen.t() @ grad.reshape(-1, grad.shape[-1])
+
+
+def embedding(rows: Tensor, table: Tensor, *rest: Any, sparse: bool = False, **named: Any) -> Tensor:  # noqa: ANN401, ARG001 - torch's
+    """Torch's own, with a dense gradient: a `sparse` one is the same numbers, and no graph has such a tensor."""
+    return EMBEDDING(rows, table, *rest, **named)
+
+
+def embedding_bag(  # noqa: PLR0913 - what torch's function gives on
+    rows: Tensor,
+    table: Tensor,
+    *,
+    offsets: Tensor | None = None,
+    max_norm: float | None = None,
+    mode: str = "mean",
+    per_sample_weights: Tensor | None = None,
+    padding_idx: int | None = None,
+    scale_grad_by_freq: bool = False,
+    **_: object,
+) -> Tensor:
+    """[batch, n] rows of `table` -> [batch, width]: their mean, sum or largest values without the padding's.
+
+    0 for a bag of nothing else. Raises UnsupportedOperator for bags of several lengths, for `max_norm` and for
+    `scale_grad_by_freq`.
+    """
+    if offsets is not None or rows.dim() == 1 or max_norm is not None:
+        raise UnsupportedOperator("embedding_bag", "only rows [batch, n] without offsets and max_norm are covered")
+    if scale_grad_by_freq:
+        raise UnsupportedOperator("embedding_bag", "scale_grad_by_freq is not covered")
+    values = EMBEDDING(rows, table)
+    if per_sample_weights is not None:
+        values = values * per_sample_weights.unsqueeze(-1)
+    if padding_idx is None:
+        return values.sum(1) if mode == "sum" else values.mean(1) if mode == "mean" else values.amax(1)
+    counts = (rows != padding_idx % len(table)).unsqueeze(-1).expand(values.shape)
+    number = counts.to(values.dtype).sum(1)
+    if mode == "max":
+        return torch.where(number > 0, torch.where(counts, values, torch.full_like(values, -math.inf)).amax(1), 0)
+    total = torch.where(counts, values, torch.zeros_like(values)).sum(1)
+    return total if mode == "sum" else total / number.clamp(min=1)
 
 
 def slice_backward(grad: Tensor, sizes: Sequence[int], dim: int, start: int, _end: int, step: int) -> Tensor:
@@ -161,6 +201,11 @@ def batch_norm_without_statistics(
     return out, mean, rstd
 
 
+EMBEDDING = nn.functional.embedding
+INDEXING_OVERRIDES: Mapping[Any, Callable[..., Any]] = {
+    EMBEDDING: embedding,
+    nn.functional.embedding_bag: embedding_bag,
+}
 INDEXING_DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = {
     aten.embedding_dense_backward.default: embedding_backward,
     aten.copy.default: copy,

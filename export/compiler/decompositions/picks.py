@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from export.compiler.decompositions.matrices import index, index_put
 from export.compiler.decompositions.supported_ops import UnsupportedOperator
@@ -263,38 +263,12 @@ def bucketize(x: Tensor, bounds: Tensor, *, out_int32: bool = False, right: bool
     return torch.logical_not(above).to(torch.float32).sum(-1).to(torch.int32 if out_int32 else torch.int64)
 
 
-def embedding_bag(  # noqa: PLR0913 - what torch's function gives on
-    rows: Tensor,
-    table: Tensor,
-    *,
-    offsets: Tensor | None = None,
-    max_norm: float | None = None,
-    mode: str = "mean",
-    per_sample_weights: Tensor | None = None,
-    padding_idx: int | None = None,
-    scale_grad_by_freq: bool = False,
-    **_: object,
+def nanmean(
+    x: Tensor, dim: int | list[int] | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """[batch, n] rows of `table` -> [batch, width]: their mean, sum or largest values without the padding's.
-
-    0 for a bag of nothing else. Raises UnsupportedOperator for bags of several lengths, for `max_norm` and for
-    `scale_grad_by_freq`.
-    """
-    if offsets is not None or rows.dim() == 1 or max_norm is not None:
-        raise UnsupportedOperator("embedding_bag", "only rows [batch, n] without offsets and max_norm are covered")
-    if scale_grad_by_freq:
-        raise UnsupportedOperator("embedding_bag", "scale_grad_by_freq is not covered")
-    values = nn.functional.embedding(rows, table)
-    if per_sample_weights is not None:
-        values = values * per_sample_weights.unsqueeze(-1)
-    if padding_idx is None:
-        return values.sum(1) if mode == "sum" else values.mean(1) if mode == "mean" else values.amax(1)
-    counts = (rows != padding_idx % len(table)).unsqueeze(-1).expand(values.shape)
-    number = counts.to(values.dtype).sum(1)
-    if mode == "max":
-        return torch.where(number > 0, _where(counts, values, -math.inf).amax(1), 0)
-    total = _where(counts, values).sum(1)
-    return total if mode == "sum" else total / number.clamp(min=1)
+    """The mean of the values that are not NaN; torch's own counts them by a write in place."""
+    counted = torch.isnan(x.detach()).logical_not()
+    return torch.nansum(x, dim, keepdim, dtype=dtype) / counted.sum(dim, keepdim)
 
 
 def _hit(x: Tensor, dim: int, rows: Tensor) -> Tensor:
@@ -396,5 +370,6 @@ PICK_OVERRIDES: Mapping[Any, Callable[..., Any]] = {
     Tensor.cumprod: cumprod,
     torch.logcumsumexp: logcumsumexp,
     Tensor.logcumsumexp: logcumsumexp,
-    nn.functional.embedding_bag: embedding_bag,
+    torch.nanmean: nanmean,
+    Tensor.nanmean: nanmean,
 }

@@ -10,6 +10,7 @@ special forms. The batch may be symbolic; every other size is a plain number.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -17,6 +18,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 - torch's custom
 
 from export.compiler.decompositions.supported_ops import UnsupportedOperator
 
@@ -258,6 +260,56 @@ def _fit(x: Tensor, size: int, value: float) -> Tensor:
     return x.narrow(-2, 0, size) if have > size else _pad(x, 0, size - have, value)
 
 
+MAX_POOL_OPTIONS = ("dilation", "ceil_mode", "return_indices")  # in this order after the padding
+
+
+def _pool3d(pool: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A pool of three axes by the one of two axes: first height and width, then depth; ties go the same way."""
+
+    def pooled(x: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, *rest: Any, **named: Any) -> Tensor:  # noqa: ANN401
+        each = [_three(value) for value in (kernel_size, stride or kernel_size, padding)]
+        averages = pool is F.avg_pool2d
+        names = ("ceil_mode", "count_include_pad", "divisor_override") if averages else MAX_POOL_OPTIONS
+        told = dict(zip(names, rest, strict=False)) | named
+        if told.pop("divisor_override", None) is not None or told.pop("return_indices", False):
+            raise UnsupportedOperator("pool3d", "divisor_override and return_indices are not covered")
+        dilation = _three(told.pop("dilation", 1))
+        flat = x.flatten(0, -4)
+        more = {} if averages else {"dilation": dilation[1:]}
+        flat = pool(flat, *(value[1:] for value in each), **told, **more)
+        size = flat.shape[-2:]
+        more = {} if averages else {"dilation": (dilation[0], 1)}
+        deep = pool(
+            flat.flatten(2).unsqueeze(1),
+            *((v[0], other) for v, other in zip(each, (1, 1, 0), strict=True)),
+            **told,
+            **more,
+        )
+        return deep.reshape([*x.shape[:-3], deep.shape[-2], *size])
+
+    return pooled
+
+
+def _three(value: Any) -> Sequence[int]:  # noqa: ANN401 - one number or three
+    return (value,) * 3 if isinstance(value, int) else tuple(value) * (3 if len(value) == 1 else 1)
+
+
+def lp_pool3d(x: Tensor, norm_type: float, kernel_size: Any, stride: Any = None, ceil_mode: bool = False) -> Tensor:  # noqa: ANN401 - one number or three
+    """Torch's formula on our pools: the root of the sum of a window's powers; the largest or least size at infinity."""
+    if abs(norm_type) == INFINITY:
+        sign = math.copysign(1, norm_type)
+        found: Tensor = POOL_OVERRIDES[F.max_pool3d](sign * x.abs(), kernel_size, stride, 0, 1, ceil_mode)
+        return sign * found
+    mean = POOL_OVERRIDES[F.avg_pool3d](x.pow(norm_type), kernel_size, stride, 0, ceil_mode)
+    total: Tensor = torch.sign(mean) * torch.relu(torch.abs(mean)) * math.prod(_three(kernel_size))
+    return total.pow(1.0 / norm_type)
+
+
+POOL_OVERRIDES: Mapping[Any, Callable[..., Any]] = {
+    F.max_pool3d: _pool3d(F.max_pool2d),
+    F.avg_pool3d: _pool3d(F.avg_pool2d),
+    F.lp_pool3d: lp_pool3d,
+}
 POOL_DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = {
     aten.max_pool2d_with_indices.default: max_pool2d,
     aten.max_pool2d_with_indices_backward.default: max_pool2d_backward,

@@ -62,6 +62,7 @@ RULES: dict[str, Callable[[Tensor], Tensor]] = {
     "an average of volumes with no strides": lambda x: F.avg_pool3d(x, 2, []),
     "dropout by torch's own name of its switch": lambda x: torch.dropout(x, p=0.5, train=False),
     "a similarity by torch's own names": lambda x: F.cosine_similarity(x1=x, x2=x + 1, dim=-1),
+    "means without NaN": lambda x: torch.where(x > 0, x, torch.nan).nanmean((1, -1)),
     "a bag with weights": lambda x: F.embedding_bag(
         BAGS, x[0, 0, :5], mode="sum", per_sample_weights=x[0, 1, :3, :4], padding_idx=2
     ),
@@ -72,6 +73,14 @@ RULES: dict[str, Callable[[Tensor], Tensor]] = {
     "one pixel": lambda x: F.interpolate(x, 1, mode="bicubic", antialias=True),
     "a cosine with one number": lambda x: F.cosine_similarity(x, x[:, :1] * 2 - 1, 1),
     "a cosine with fewer axes": lambda x: F.cosine_similarity(x, x[0, 0] - 1, 3),
+    "a ring without its first column": lambda x: F.pad(x, (-1, 2, 1, 0), mode="circular"),
+    "an edge without its last row": lambda x: F.pad(x, (2, 1, 1, -2), mode="replicate"),
+    **{
+        f"powers of volumes, {norm}": lambda x, norm=norm: F.lp_pool3d(
+            x.abs().unsqueeze(1) + 0.1, norm, (1, 2, 3), ceil_mode=True
+        )  # type: ignore[misc]
+        for norm in (3, 1.5, float("inf"), -float("inf"))
+    },
     "a mean over three axes": lambda x: F.avg_pool3d(x.unsqueeze(1), kernel_size=2, stride=(1, 2, 2)),
     "a product by numpy's names": lambda x: x[:, :2].prod(axis=1, keepdims=True) + torch.cumprod(x / 4, axis=3),  # type: ignore[call-arg, call-overload]
     "the farthest axis of several": lambda x: torch.cdist(
@@ -141,6 +150,25 @@ class Picked(nn.Linear):
 
 def test_values_picked_along_an_axis_and_signs_keep_any_batch_size() -> None:
     source = make_source(Picked(5, 3), input=(5,), loss="squared-error", dtype="float64")
+    graph = trace_function(ForwardPasses(source), "step", batch=4, dynamic=True)
+    given = example_inputs(source, "step", 3)
+    found = [value.detach().numpy() for value in graph(*given)]
+    assert max(output_differences(found, torch_outputs(source, "step", given))) < 1e-12
+
+
+class OfWords(nn.Module):
+    """A table whose gradient torch keeps by its rows, and a mean without NaN on the way to its gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(6, 8, sparse=True), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.table(x.long()).nanmean(1))  # type: ignore[no-any-return]
+
+
+def test_a_step_of_a_sparse_table_and_of_a_mean_without_nan_is_torchs() -> None:
+    source = make_source(OfWords(), input=(5,), loss="squared-error", dtype="float64")
     graph = trace_function(ForwardPasses(source), "step", batch=4, dynamic=True)
     given = example_inputs(source, "step", 3)
     found = [value.detach().numpy() for value in graph(*given)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +168,33 @@ class WithAnOperatorOfALibrary(nn.Linear):
 def test_an_operator_of_a_library_is_refused_by_its_name_and_line() -> None:
     text = refusal(WithAnOperatorOfALibrary(4, 3), input=(4,))
     assert re.search(r"WithAnOperatorOfALibrary\) at test_tracing.py:[0-9]+ uses tests_of_tracing.doubled: no ", text)
+
+
+class WithWhatHasNoPlace(nn.Linear):
+    call: Callable[[Tensor], Tensor]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.call(super().forward(x))
+
+
+@pytest.mark.parametrize(
+    ("call", "told", "hint"),
+    [
+        (lambda h: h * torch.heaviside(h, torch.ones(1)), "torch has no gradient of aten.heaviside", "x.detach()"),
+        (lambda h: h + aten.set_.source_Tensor(torch.zeros(3), torch.ones(3)), "uses aten.set", "make a new tensor"),
+        (lambda h: h + torch.zeros(6).resize_(3), "uses aten.resize", "make a new tensor"),
+        (lambda h: torch.zeros(3).set_(h), "torch has no gradient of aten.set", "make a new tensor"),
+    ],
+)
+def test_what_torch_cannot_train_and_other_memory_are_refused_by_their_line_and_with_what_to_do(
+    call: Callable[[Tensor], Tensor], told: str, hint: str
+) -> None:
+    module = WithWhatHasNoPlace(4, 3)
+    module.call = call
+    text = refusal(module, input=(4,))
+    assert told in text
+    assert hint in text
+    assert re.search(r"\(WithWhatHasNoPlace\) at test_tracing.py:[0-9]+", text)
 
 
 class Packed(nn.Module):

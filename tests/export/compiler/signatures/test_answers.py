@@ -269,3 +269,22 @@ def test_answers_that_are_no_real_numbers_are_told_by_their_kind(decide: Callabl
     with pytest.raises(ProgramRefused, match=told) as refused:
         make_source(module, input=(4,))
     assert "logits" in refused.value.hint
+
+
+def scaled_in_place(x: Tensor) -> Tensor:
+    x[:, 1:] /= 255
+    return x
+
+
+@pytest.mark.parametrize("first", [scaled_in_place, lambda x: x.sub_(1), nn.ReLU(inplace=True)])
+def test_a_forward_that_writes_into_its_samples_is_refused_by_the_layer(first: Callable[[Tensor], Tensor]) -> None:
+    """A run reads its samples again, in each epoch and for each center."""
+
+    class Writing(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(first(x))
+
+    with pytest.raises(ProgramRefused, match=r"writes into its samples in layer .*test_answers.py:[0-9]+") as refused:
+        make_source(Writing(4, 3), input=(4,))
+    assert "x = x / 255" in refused.value.hint
+    make_source(nn.Sequential(nn.Linear(4, 3), nn.ReLU(inplace=True)), input=(4,))
