@@ -103,8 +103,6 @@ def _rms_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None = None, eps
     return out if weight is None else out * weight
 
 
-
-
 def _pad(x: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Tensor:
     """Repetition of the edge or of the whole picks its values by index; other modes stay torch's."""
     if mode not in {"replicate", "circular"}:
