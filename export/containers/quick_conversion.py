@@ -42,7 +42,7 @@ def _known_keys_not_tried() -> AbstractContextManager[object]:
     def remember(mode: Any, *given: Any) -> Any:  # noqa: ANN401 - torch's own
         output = given[-1]
         keys = torch._C._dispatch_key_set(output) if isinstance(output, torch.Tensor) else ""  # noqa: SLF001 - no public name
-        maker = SimpleNamespace(_output_from_cache_entry=lambda *_: output) if keys in known else mode
+        maker: Any = SimpleNamespace(_output_from_cache_entry=lambda *_: output) if keys in known else mode
         found = own(maker, *given)
         if found.metadata is not None:  # else the result is an argument or a number, and nothing was made
             known.add(keys)
