@@ -1,14 +1,14 @@
 """Translations into ONNX that keep a number in its tensor's own type, for `torch.onnx.export`.
 
 Torch's own translations round numbers to float32: in attributes, which ONNX has in float32 only, and in constants
-beside operators that take any type. A float64 program would be 1e-8 off.
+beside operators that take any type. A float64 program would be 1e-8 off. And a translation that torch lacks.
 """
 
 # ruff: noqa: ANN401 - onnxscript's values have no type of their own; what is not one is a plain number
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ def onnx_translations() -> Mapping[Callable[..., Any], Callable[..., Any]]:
         aten.leaky_relu.default: leaky_relu,
         aten.elu.default: elu,
         aten.pow.Scalar: power_of_number,
+        aten.squeeze.dims: squeeze_dims,
     }
 
 
@@ -102,3 +103,11 @@ def power_of_number(base: float, exponent: Any) -> Any:
     from onnxscript import opset18
 
     return opset18.Pow(scalar(base, exponent.dtype), exponent)
+
+
+def squeeze_dims(x: Any, dims: Sequence[int]) -> Any:
+    """Without those of `dims` that have one place. For want of this torch would trace the whole graph again."""
+    from onnxscript import opset18
+
+    axes = [dim for dim in dims if x.shape[dim] == 1]
+    return opset18.Squeeze(x, axes) if axes else opset18.Identity(x)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,13 @@ class MixedTypes(nn.Module):
         return torch.where(above, x * 2, 1) + counted / 3 + torch.nn.functional.gelu(x)[:, :4] * above
 
 
+class Squeezed(nn.Module):
+    """[batch, 4] -> [batch, 4] by one operator that drops two axes, and one that drops none."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x[:, None, :, None] * 2).squeeze((3, 1)) + x.squeeze((-1, 0))
+
+
 def written(module: nn.Module) -> bytes:
     exported = torch.export.export(module, (torch.ones(3, 4),))
     return write_onnx.to_onnx(exported, ["x"], ["out"])
@@ -31,6 +39,18 @@ def test_a_file_of_mixed_types_is_that_of_torchs_own_exporter() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(write_onnx, "quick_exporter", lambda _opset: nullcontext())
         assert quick == written(MixedTypes())
+
+
+def test_dropped_axes_need_no_second_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    def traced_again(_program: object, *_given: object) -> None:
+        raise AssertionError("torch traces the graph again")
+
+    x = torch.linspace(-1, 1, 12).reshape(3, 4)
+    exported = torch.export.export(Squeezed(), (x,))
+    assert torch.ops.aten.squeeze.dims in {node.target for node in exported.graph.nodes}
+    monkeypatch.setattr(torch.export.ExportedProgram, "run_decompositions", traced_again)
+    (out,) = write_onnx.run_onnx(write_onnx.to_onnx(exported, ["x"], ["out"]), {"x": x.numpy()})
+    np.testing.assert_array_equal(out, Squeezed()(x).numpy())
 
 
 def test_the_source_of_a_translation_is_read_when_it_is_used() -> None:
