@@ -23,7 +23,8 @@ class Halves(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         first, second = x.unbind(1)
-        return self.last(torch.stack([first.exp(), second.t().t() * first.mean(-1, keepdim=True)], 1).amax(1))
+        scores: Tensor = self.last(torch.stack([first.exp(), second.t().t() * first.mean(-1, keepdim=True)], 1).amax(1))
+        return scores
 
 
 @pytest.fixture(autouse=True)
