@@ -93,7 +93,7 @@ def test_a_folder_is_the_authority_of_one_federation_with_its_key(authority: Cer
         open_authority(authority.folder, "demo", NOW)
 
 
-@pytest.mark.parametrize("size", [len(REQUEST), 8_192])
+@pytest.mark.parametrize("size", [len(REQUEST), 8_192], ids=["as made", "the most"])
 def test_a_request_of_8_kib_names_its_device_and_key(size: int) -> None:
     assert read_request(REQUEST.ljust(size, b"\n"), "demo") == ("d1", KEY.public_key())
 
