@@ -1,6 +1,6 @@
 """Which layer and which line of a model calls which operator, and what a training pass draws at random and writes.
 
-One pass in torch's eager mode is watched. Refusals name the layers and lines that were seen in it.
+Passes in torch's eager mode are watched. Refusals name the layers and lines that were seen in it.
 """
 
 from __future__ import annotations
@@ -113,8 +113,8 @@ def check_writes(source: TraceSource) -> None:
 
 
 def check_samples(source: TraceSource) -> None:
-    """Raise ProgramRefused for a training pass that writes into its samples, which a run reads again."""
-    written = _watch_pass(source, 2).written
+    """Raise ProgramRefused for a pass, in training or inference mode, that writes into samples: a run reads them again."""
+    written = [layer for training in (True, False) for layer in _watch_pass(source, 2, training=training).written]
     if written:
         raise ProgramRefused(
             f"model {source.name!r} writes into its samples in layer {written[0]}",
@@ -271,15 +271,15 @@ def loss_calls(source: TraceSource, operator: str) -> bool:
     return source.own_loss is not None and operator in _watch_loss(source, source.own_loss)
 
 
-def _watch_pass(source: TraceSource, batch: int, counts: Counts = every_call) -> _Watch:
-    """Watch one training-mode pass; torch's generator keeps its state."""
+def _watch_pass(source: TraceSource, batch: int, counts: Counts = every_call, *, training: bool = True) -> _Watch:
+    """Watch one pass, in training mode unless told otherwise; torch's generator keeps its state."""
     x = torch.zeros(batch, *source.input, dtype=getattr(torch, source.dtype))
     watch = _Watch(counts, x)
     state = {name: value.clone() for name, value in tensors_of(source.module).items()}
     handles = [h for name, layer in source.module.named_modules() for h in watch.follow(name, layer)]
     try:
         with as_in(source.dtype), own_random(), torch.no_grad(), watch:
-            call_module(source.module.train(), state, x)
+            call_module(source.module.train(training), state, x)
     finally:
         for handle in handles:
             handle.remove()

@@ -292,9 +292,15 @@ def test_a_forward_that_writes_into_its_samples_is_refused_by_the_layer(first: C
     """A run reads its samples again, in each epoch and for each center."""
 
     class Writing(nn.Linear):
-        def forward(self, x: Tensor) -> Tensor:
-            return super().forward(first(x))
+        writes_in = True
 
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(first(x) if self.training == self.writes_in else x)
+
+    in_inference = Writing(4, 3)
+    in_inference.writes_in = False
+    with pytest.raises(ProgramRefused, match=r"writes into its samples in layer .*test_answers.py:[0-9]+"):
+        make_source(in_inference, input=(4,))
     with pytest.raises(ProgramRefused, match=r"writes into its samples in layer .*test_answers.py:[0-9]+") as refused:
         make_source(Writing(4, 3), input=(4,))
     assert "x = x / 255" in refused.value.hint
