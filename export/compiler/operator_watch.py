@@ -113,7 +113,7 @@ def check_writes(source: TraceSource) -> None:
 
 
 def check_samples(source: TraceSource) -> None:
-    """Raise ProgramRefused for a pass, in training or inference mode, that writes into samples: a run reads them again."""
+    """Raise ProgramRefused for a pass, in either mode, that writes into its samples, which a run reads again."""
     written = [layer for training in (True, False) for layer in _watch_pass(source, 2, training=training).written]
     if written:
         raise ProgramRefused(
