@@ -1,6 +1,6 @@
 """Which layer and which line of a model calls which operator, and what a training pass draws at random and writes.
 
-One pass in torch's eager mode is watched. Refusals name the layers and lines that were seen in it.
+Passes in torch's eager mode are watched. Refusals name the layers and lines that were seen in it.
 """
 
 from __future__ import annotations
@@ -113,8 +113,8 @@ def check_writes(source: TraceSource) -> None:
 
 
 def check_samples(source: TraceSource) -> None:
-    """Raise ProgramRefused for a training pass that writes into its samples, which a run reads again."""
-    written = _watch_pass(source, 2).written
+    """Raise ProgramRefused for a pass, in either mode, that writes into its samples, which a run reads again."""
+    written = [layer for training in (True, False) for layer in _watch_pass(source, 2, training=training).written]
     if written:
         raise ProgramRefused(
             f"model {source.name!r} writes into its samples in layer {written[0]}",
@@ -124,7 +124,10 @@ def check_samples(source: TraceSource) -> None:
 
 
 def check_gradient(source: TraceSource) -> None:
-    """Raise ProgramRefused where no trained parameter has a gradient. One taken in forward is told by the tracer."""
+    """Raise ProgramRefused where no trained parameter has a gradient, or training gives other outputs than inference.
+
+    A gradient taken in forward is told by the tracer.
+    """
     state = {name: value.clone() for name, value in tensors_of(source.module).items()}
     for name in source.params:
         state[name].requires_grad_()
@@ -133,6 +136,12 @@ def check_gradient(source: TraceSource) -> None:
             out, _ = call_module(source.module.train(), state, example_inputs(source, "infer", 2)[-1])
     except UnsupportedOperator:
         return
+    given = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
+    if given != (2, *source.target):
+        raise ProgramRefused(
+            f"model {source.name!r} gives {given} when it trains, and {(2, *source.target)} in inference mode",
+            hint="give one tensor of logits in both, as aux_logits=False does in torchvision's GoogLeNet",
+        )
     if not out.requires_grad:
         raise ProgramRefused(
             f"model {source.name!r} gives outputs that no trained parameter has a gradient of",
@@ -262,15 +271,15 @@ def loss_calls(source: TraceSource, operator: str) -> bool:
     return source.own_loss is not None and operator in _watch_loss(source, source.own_loss)
 
 
-def _watch_pass(source: TraceSource, batch: int, counts: Counts = every_call) -> _Watch:
-    """Watch one training-mode pass; torch's generator keeps its state."""
+def _watch_pass(source: TraceSource, batch: int, counts: Counts = every_call, *, training: bool = True) -> _Watch:
+    """Watch one pass, in training mode unless told otherwise; torch's generator keeps its state."""
     x = torch.zeros(batch, *source.input, dtype=getattr(torch, source.dtype))
     watch = _Watch(counts, x)
     state = {name: value.clone() for name, value in tensors_of(source.module).items()}
     handles = [h for name, layer in source.module.named_modules() for h in watch.follow(name, layer)]
     try:
         with as_in(source.dtype), own_random(), torch.no_grad(), watch:
-            call_module(source.module.train(), state, x)
+            call_module(source.module.train(training), state, x)
     finally:
         for handle in handles:
             handle.remove()
@@ -305,15 +314,23 @@ class _Watch(PlainDispatchMode):
         layer += f" at {line}" if line else ""
         if self._counts(name, args):
             self.seen[name][layer] = None
-        in_place = name.endswith("_") and not name.endswith("__")
-        if in_place and self._samples is not None and shares_memory(args[0], self._samples):
-            self.written.append(layer)
+        if self._samples is not None:
+            self.written += [layer for v in _written(func, args, kwargs or {}) if shares_memory(v, self._samples)]
         out = func(*args, **(kwargs or {}))
         if name in COVERED_OPERATORS:
             drawn = out if isinstance(out, Tensor) else out[0]
             self.draws += [(f"layer {layer}", name, drawn.numel())] * (2 if name in TWICE else 1)
             self.seeded += [(f"layer {layer}", name)] if (kwargs or {}).get("generator") is not None else []
         return out
+
+
+def _written(operator: Any, args: Sequence[Any], named: dict[str, Any]) -> list[Tensor]:  # noqa: ANN401 - an OpOverload
+    """What a call writes into: the first argument of `add_`, the `out` of `torch.mul(x, 2, out=x)`, each of a list."""
+    takes = operator._schema.arguments  # noqa: SLF001 - no other way
+    given = dict(zip((argument.name for argument in takes), args, strict=False)) | named
+    values = [given.get(argument.name) for argument in takes if argument.is_write]
+    flat = [each for value in values for each in (value if isinstance(value, list | tuple) else [value])]
+    return [each for each in flat if isinstance(each, Tensor)]
 
 
 def operator_name(operator: Any) -> str:  # noqa: ANN401 - an OpOverload

@@ -241,7 +241,7 @@ def make_source(  # noqa: PLR0913 - the facts of a model
             source = replace(source, target=found, loss=loss_of_output(loss, name, found))
             if source.loss != "squared-error":
                 with own_random(), torch.no_grad():
-                    warn_of_probabilities(name, source.module(samples), 1 + class_axis(source.loss, found))
+                    warn_of_probabilities(name, source.module.eval()(samples), 1 + class_axis(source.loss, found))
         check_writes(source)
         _check_repeats(source)
         check_gradient(source)

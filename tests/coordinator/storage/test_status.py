@@ -268,6 +268,9 @@ def test_runtimes_that_compute_wrongly_are_told_with_their_versions_and_such_a_d
     }
     assert f"  d04: {said}; no other engine is left" in status_lines(found)
     assert f"  clients: fedcenters-edge {__version__} on 4 devices" in status_lines(found)
+    hostile = status_lines(found | {"clients": {"\x1b[2J\nlast error: none": 1}})
+    (told,) = (line for line in hostile if line.startswith("  clients: "))
+    assert told.isprintable()
     assert found["devices"] == 4
     counted = "6 devices connected (1 not in the training), 4 take part in the training; "
     assert counted in "\n".join(status_lines(found))

@@ -276,15 +276,52 @@ def scaled_in_place(x: Tensor) -> Tensor:
     return x
 
 
-@pytest.mark.parametrize("first", [scaled_in_place, lambda x: x.sub_(1), nn.ReLU(inplace=True)])
+def summed_into(x: Tensor) -> Tensor:
+    return torch.add(x, 1, out=x)
+
+
+def all_scaled(x: Tensor) -> Tensor:
+    torch._foreach_mul_([x], 2.0)
+    return x
+
+
+@pytest.mark.parametrize(
+    "first", [scaled_in_place, summed_into, all_scaled, lambda x: x.t().sub_(1).t(), nn.ReLU(inplace=True)]
+)
 def test_a_forward_that_writes_into_its_samples_is_refused_by_the_layer(first: Callable[[Tensor], Tensor]) -> None:
     """A run reads its samples again, in each epoch and for each center."""
 
     class Writing(nn.Linear):
-        def forward(self, x: Tensor) -> Tensor:
-            return super().forward(first(x))
+        writes_in = True
 
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(first(x) if self.training == self.writes_in else x)
+
+    in_inference = Writing(4, 3)
+    in_inference.writes_in = False
+    with pytest.raises(ProgramRefused, match=r"writes into its samples in layer .*test_answers.py:[0-9]+"):
+        make_source(in_inference, input=(4,))
     with pytest.raises(ProgramRefused, match=r"writes into its samples in layer .*test_answers.py:[0-9]+") as refused:
         make_source(Writing(4, 3), input=(4,))
     assert "x = x / 255" in refused.value.hint
     make_source(nn.Sequential(nn.Linear(4, 3), nn.ReLU(inplace=True)), input=(4,))
+
+
+def test_checks_of_a_model_leave_its_statistics_and_judge_its_answers_in_inference_mode() -> None:
+    module = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Dropout(), nn.Softmax(-1))
+    with pytest.warns(UserWarning, match="gives probabilities"):
+        source = make_source(module, input=(4,))
+    held = dict(source.module.named_buffers())
+    assert held.keys() == {"1.running_mean", "1.running_var"}
+    assert all(torch.equal(value, module.get_buffer(name)) for name, value in held.items())
+
+
+@pytest.mark.parametrize(("both", "told"), [(lambda out: (out, out), "tuple"), (lambda out: out[:, :2], r"\(2, 2\)")])
+def test_other_outputs_in_training_are_refused(both: Callable[[Tensor], Any], told: str) -> None:
+    class Helped(nn.Linear):
+        def forward(self, x: Tensor) -> Any:  # noqa: ANN401 - whatever a model gives
+            out = super().forward(x)
+            return both(out) if self.training else out
+
+    with pytest.raises(ProgramRefused, match=f"gives {told} when it trains, and \\(2, 3\\) in inference mode"):
+        make_source(Helped(4, 3), input=(4,))
