@@ -95,14 +95,14 @@ def test_a_cell_is_on_the_disk_before_its_checkpoint_is_removed(
 ) -> None:
     """Else a power cut soon after leaves an empty file, and the hours of the cell are lost."""
     job, place = CellRun(cell=parse_plan("t", TABLE).cells[0], seed=0), CellStorage(data=None, out=tmp_path)
-    flushed, sync = set[int](), os.fsync
+    flushed, sync = dict[int, bool](), os.fsync  # inode -> whether there was the checkpoint then
 
     def noted(descriptor: int) -> None:
-        flushed.add(os.fstat(descriptor).st_ino)
+        flushed[os.fstat(descriptor).st_ino] = job.started(place).is_dir()
         sync(descriptor)
 
     monkeypatch.setattr(os, "fsync", noted)
     assert run_cells([job], place, ["accuracy"], lambda *_: None) == {}
     assert read_finished(job, place) is not None
-    assert {job.path(place).stat().st_ino, job.path(place).parent.stat().st_ino} <= flushed
+    assert [flushed.get(file.stat().st_ino) for file in (job.path(place), job.path(place).parent)] == [True, True]
     assert not job.started(place).exists()
