@@ -294,6 +294,21 @@ def test_a_run_that_goes_on_has_its_folder_for_itself(tmp_path: Path, capfd: pyt
     fc.simulate(method, **asked)
 
 
+def test_a_run_that_ended_while_its_centers_were_written_is_loaded_from_its_checkpoint(tmp_path: Path) -> None:
+    """It was told as fewer rounds, with centers of the last one or none."""
+    asked: dict[str, Any] = {"fleet": digits(3), "out": tmp_path, "name": "mine"}
+    whole = fc.simulate(fc.FedAvg(local_steps=1), fleet=digits(3), rounds=2)
+    fc.simulate(fc.FedAvg(local_steps=1), **asked, rounds=1)
+    center = tmp_path / "mine" / "centers" / "fedavg" / "center-0.safetensors"
+    center.unlink()
+    center.mkdir()  # where no center can be written
+    with pytest.raises(OSError, match="center-0"):
+        fc.simulate(fc.FedAvg(local_steps=1), **asked, rounds=2, resume=True)
+    again = fc.load(tmp_path / "mine")
+    assert len(again.history) == 2
+    np.testing.assert_array_equal(again.run.state.centers, whole.run.state.centers)
+
+
 def test_a_damaged_file_of_the_fleet_hides_no_word_of_how_a_run_goes_on(tmp_path: Path) -> None:
     told: list[str] = []
     args = SimulateArgs(devices=3, rounds=1, out=tmp_path, name="cut", settings={"local-steps": 1})
