@@ -163,8 +163,11 @@ def read_run_centers(run: Path, asked: Mapping[str, Any], last: Mapping[str, Any
 
 
 def read_centers(folder: Path, schema: Schema) -> list[Flat]:
-    """The centers [schema.size] in a folder, in order. Raises ConfigError for files of another model."""
+    """The centers [schema.size] in a folder, in order. Raises ConfigError for none, and for files of another model."""
     paths = sorted(folder.glob("center-*.safetensors"), key=lambda p: int(p.stem.rpartition("-")[2]))
+    if not paths:
+        hint = "go on with the run, which writes them: --resume (in Python: resume=True)"
+        raise ConfigError(f"{folder} has no centers: a run was ended while it wrote them", hint=hint)
     try:
         return [codecs.decode_vector(path.read_bytes(), schema, kind="model") for path in paths]
     except Malformed as wrong:

@@ -60,7 +60,7 @@ class Comparison:
         """One row per method, seed and round: these three, and the columns of `Result.history`."""
         return frame(
             [
-                {"method": name, "seed": seed, **row}
+                {"method": str(name), "seed": seed, **row}
                 for name, runs in self.results.items()
                 for seed, run in runs.items()
                 for row in run.rows()

@@ -26,6 +26,7 @@ from edge_client.protocol.nearest.router import NEED_LABELS, Router
 from edge_client.protocol.nearest.router_file import read_router, write_router
 from edge_client.protocol.samples.input_parts import InputPart
 from edge_client.protocol.task import Schema, TensorSpec
+from edge_client.transport.blobs import write_atomically
 from emulator.config import GUIDE_FILE
 from export.bundle.center_files import export_center
 from export.compiler.adapters.frozen import travels
@@ -47,13 +48,13 @@ def keep_parts(
 
     Those of a fleet that is `named` can be made again, and teach then.
     """
-    for name in (FACTS_FILE, GRAPH_FILE, GUIDE_FILE):
+    for name in (FACTS_FILE, GRAPH_FILE):
         (folder / name).unlink(missing_ok=True)
     if model is not None:
         _keep_model(folder, model, schema)
     if not named and (taught := guide()) is not None:
         (folder / GUIDE_FILE).parent.mkdir(exist_ok=True)
-        (folder / GUIDE_FILE).write_bytes(write_router(taught))
+        write_atomically(folder / GUIDE_FILE, write_router(taught))
 
 
 def _keep_model(folder: Path, model: Model, schema: Schema) -> None:

@@ -96,7 +96,7 @@ def play(  # noqa: PLR0913 - the parts of a run
             if resume:
                 write_settings(folder, table)
             began -= sum(live.real_seconds)  # of the rounds before it was resumed
-            is_done = _is_written(folder, played=len(live.records) == args.rounds)
+            is_done = len(live.records) == args.rounds and _is_written(folder, args.rounds)
 
             def result() -> Result:
                 return Result(
@@ -226,13 +226,10 @@ def _writing(args: SimulateArgs) -> str:
     return WRITING if is_named_fleet(args.data_set, args.partition) else TEACHING
 
 
-def _is_written(folder: Path, *, played: bool) -> bool:
-    """Whether a run whose rounds are `played` has all its files; otherwise the last one goes until it is written."""
-    guide = folder / GUIDE_FILE
-    if played and guide.is_file():
-        return True
-    guide.unlink(missing_ok=True)
-    return False
+def _is_written(folder: Path, rounds: int) -> bool:
+    """Whether the folder has the files of a run of so many rounds. Its guide is the last one that is written."""
+    metrics = folder / "metrics.jsonl"
+    return (folder / GUIDE_FILE).is_file() and metrics.is_file() and metrics.read_bytes().count(b"\n") == rounds
 
 
 def _tell_where_it_goes_on(checkpoints: Checkpoints, folder: Path, rounds: int, say: Say) -> None:

@@ -24,7 +24,7 @@ from emulator.api.checks import in_words_of_python
 from emulator.api.history import Table, frame, series
 from emulator.api.nearest import check_center, choose, predict_samples
 from emulator.api.progress import show_work
-from emulator.config import resolved_table
+from emulator.config import GUIDE_FILE, resolved_table
 from emulator.data.fleet import is_named_fleet
 from emulator.data.fleet_split import FleetData
 from emulator.options import SimulateArgs
@@ -36,7 +36,7 @@ from emulator.run.summary import Record, result_summary, told_of_record
 from emulator.run.write import write_run
 from emulator.run_centers import RunCenters
 from emulator.simulation.attacks import honest_accuracy
-from emulator.simulation.checkpoint import CHECKPOINT_FOLDER, load_models, read_checkpoint
+from emulator.simulation.checkpoint import CHECKPOINT_FOLDER, load_models, read_checkpoint, reading_checkpoint
 from export.output_paths import check_output_folder, writing_to
 from export.plugins import nearest_name_hint
 
@@ -253,7 +253,8 @@ class Result:
             hint = "use the result that `simulate` returned at its end; over MQTT the devices alone have theirs"
             raise UsageError(f"{who} keeps a model of its own, which this result does not have", hint=hint)
         kept: dict[tuple[ClientId, str], Flat] = {}
-        load_models(found / "own", {who}, kept)
+        with reading_checkpoint(found):
+            load_models(found / "own", {who}, kept)
         return kept.get((who, slot))
 
     @property
@@ -364,6 +365,7 @@ class Result:
         """Write the files of the run's folder, apart from config.toml and the checkpoint."""
         state = self.run.whole and self._checkpoint is None
         parts = (self.run, self.split, self.marks)
+        (place / GUIDE_FILE).unlink(missing_ok=True)  # it is of the centers that go; a new one is the last file
         write_run(place, method_name(self.method), *parts, state=state, seconds=self.seconds)
         named = is_named_fleet(self.args.data_set, self.args.partition)
         if self.own_model is None and named:

@@ -14,6 +14,7 @@ seed, with Student's 95 % interval.
 from __future__ import annotations
 
 import re
+import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -187,7 +188,11 @@ def replace_section(path: Path, name: str, section: str, *, lost: Lost | None = 
         text = before + block + rest.partition(end)[2]
     else:
         text = f"{text.rstrip()}\n\n## {name}\n\n{block}\n".lstrip()
-    write_atomically(path.resolve(), text.encode())  # the rest of the file is the user's
+    document = path.resolve()  # the user's, as are its rights
+    rights = stat.S_IMODE(document.stat().st_mode) if document.exists() else None
+    write_atomically(document, text.encode(), private=rights is not None)
+    if rights is not None:
+        document.chmod(rights)
 
 
 def _of_metric(plan: ExperimentPlan, name: str) -> list[_Column]:

@@ -56,11 +56,17 @@ def repeat_in_python(settings: Mapping[str, Any], folder: Path) -> tuple[str, st
 
 
 def own_loss_of(folder: Path) -> str:
-    """What a loss of the user's own is called, which a coordinator's folder does not know; empty for a usual one."""
+    """What a loss of the user's own is called, which a coordinator's folder does not know; empty for a usual one.
+
+    Raises ConfigError for a damaged file.
+    """
     from coordinator.storage.run_reader import read_program
 
     if (folder / FLEET_FILE).is_file():
-        parts = json.loads((folder / FLEET_FILE).read_text(encoding="utf-8")).get("parts", {})
+        try:
+            parts = json.loads((folder / FLEET_FILE).read_text(encoding="utf-8")).get("parts", {})
+        except (OSError, ValueError) as wrong:
+            raise ConfigError(f"{folder / FLEET_FILE} cannot be read: {wrong}", hint="save the run again") from wrong
         return str(parts.get("loss", [""])[0])
     with suppress(ConfigError):  # no coordinator wrote it
         return "own" if read_program(folder).own_loss else ""

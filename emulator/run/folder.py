@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from edge_client.toml_files import parse_toml
 from edge_client.transport.blobs import write_atomically
 from emulator.config import fingerprint, made_with
 from emulator.options import SimulateArgs
-from emulator.reports.repeat import own_loss_of, repeat_in_python
+from emulator.reports.repeat import repeat_in_python
 from emulator.run.holding import hold_folder
 from emulator.run.run_parts import RunParts, other_parts
 from emulator.simulation.checkpoint import CHECKPOINT_FOLDER, other_setting, read_checkpoint
@@ -110,8 +110,10 @@ def _told_where_to_go_on(folder: Path, args: SimulateArgs, table: Table, ended: 
     rounds = f"round 1 of {args.rounds} is" if last == 1 else f"rounds 1 to {last} of {args.rounds} are"
     how = "interrupted" if asked else "ended by an error"
     on = f"Go on with: {command} (in Python: resume=True)"
-    parts = list((repeat_in_python(table, folder) or ())[:1])
-    if kept[1].marks.get("loss", [""])[0] and not own_loss_of(folder):  # the folder does not tell of it yet
+    parts = list[str]()
+    with suppress(ConfigError):  # a damaged fleet.json
+        parts += [part for told in (repeat_in_python(table, folder) or ())[:1] for part in told.split(" and ")]
+    if kept[1].marks.get("loss", [""])[0] and "loss" not in parts:  # the folder does not tell of it yet
         parts.append("loss")
     if parts:
         on = f"Go on with the same call and out={str(folder.parent)!r}, name={folder.name!r}, resume=True"

@@ -28,12 +28,13 @@ def write_run(  # noqa: PLR0913 - the parts of a run
 
     `state`: also the method's whole state, which else a checkpoint has. `seconds`: what the run took on this machine.
     """
-    _write_centers(folder / "centers" / method, result)
-    if state:
-        (folder / "centers" / method / STATE_FILE).write_bytes(encode_state(result.state))
+    # before the centers: a run that is killed between them is loaded from its checkpoint, of the same last round
     with (folder / "metrics.jsonl").open("w", encoding="utf-8") as metrics:
         for record, real_s in zip(result.records, result.real_seconds, strict=True):
             metrics.write(json.dumps({**record, "real_seconds": real_s}, sort_keys=True) + "\n")
+    _write_centers(folder / "centers" / method, result)
+    if state:
+        (folder / "centers" / method / STATE_FILE).write_bytes(encode_state(result.state))
     images = pick_images(split.devices, result.state.assignment)
     pictures.write_picture_data(folder / pictures.PICTURES_FILE, replace(result.kept, images=images))
     told = {**describe_fleet(split, result.schema, marks), "seconds": seconds}

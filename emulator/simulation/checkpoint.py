@@ -154,16 +154,7 @@ def reading_checkpoint(place: Path) -> Iterator[None]:
     """Raise ConfigError where a file of the checkpoint is damaged or missing."""
     try:
         yield
-    except (
-        OSError,
-        EOFError,
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-        zipfile.BadZipFile,
-        Malformed,
-    ) as wrong:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, Malformed) as wrong:
         told = f"{place} cannot be read: {wrong or type(wrong).__name__}"
         raise ConfigError(told, hint="delete that folder, or leave out --resume") from wrong
 
@@ -178,23 +169,28 @@ def save_models(folder: Path, name: str, models: Mapping[Slot, Flat]) -> None:
 
 
 def load_models(folder: Path, who: Collection[ClientId], into: MutableMapping[Slot, Flat]) -> None:
-    """The vectors of these devices from every file of `folder`, one at a time."""
-    for arrays in _archives(folder):
-        for device, slot, name in _names(arrays.files):
-            if device in who:
-                into[device, slot] = arrays[name]
+    """The vectors of these devices from every file of `folder`, one at a time. Raises NoArrays for a damaged one."""
+    for path in sorted(folder.glob("*.npz")):
+        with _open_archive(path) as arrays:
+            for device, slot, name in _names(arrays.files):
+                if device in who:
+                    into[device, slot] = arrays[name]
 
 
 def stored_slots(folder: Path) -> list[Slot]:
-    """The device and the slot of each vector in `folder`."""
-    return [(device, slot) for arrays in _archives(folder) for device, slot, _ in _names(arrays.files)]
-
-
-def _archives(folder: Path) -> Iterator[np.lib.npyio.NpzFile]:
+    """The device and the slot of each vector in `folder`. Raises NoArrays for a damaged file."""
+    found: list[Slot] = []
     for path in sorted(folder.glob("*.npz")):
-        # opened here: numpy leaves a damaged one open
-        with reading_arrays(), path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            yield arrays
+        with _open_archive(path) as arrays:
+            found += [(device, slot) for device, slot, _ in _names(arrays.files)]
+    return found
+
+
+@contextmanager
+def _open_archive(path: Path) -> Iterator[np.lib.npyio.NpzFile]:
+    # opened here: numpy leaves a damaged one open
+    with reading_arrays(), path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+        yield arrays
 
 
 def _names(files: Collection[str]) -> Iterator[tuple[ClientId, str, str]]:

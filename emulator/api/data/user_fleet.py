@@ -101,8 +101,10 @@ def fleet(  # noqa: PLR0913 - each is a part of the question
         if by is not None or partition is not None or devices is not None:
             raise UsageError("these data are divided among devices already", hint="leave out by, partition and devices")
         data = {who: data[who] for who in sorted(data, key=str)}  # its order draws nothing
+        names = dict(zip(data, device_names(data), strict=True))
         columns, rows, tables, test = _of_devices(data, test, x=x, y=y, groups=groups)
-        parts, data = GivenParts(list(rows.values()), names=device_names(list(rows))), {who: data[who] for who in rows}
+        parts = GivenParts(list(rows.values()), names=[names[who] for who in rows])
+        data = {who: data[who] for who in rows}
     else:
         columns, tables = read_columns(_without_groups(data, x, groups, y, by), x=x, y=y, by=by), [data]
     held, share = _test_columns(test, columns, x=x, y=y, by=by, parts=parts)

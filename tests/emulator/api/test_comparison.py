@@ -74,7 +74,7 @@ def test_a_dict_may_name_methods_by_a_small_number() -> None:
     """Four digits after the point were shown of it, as of a score."""
     rates = {1e-5: fc.FedAvg(local_steps=1), 2e-5: fc.FedAvg(local_steps=2)}
     found = fc.compare(rates, fleet=fc.fleets.digits(devices=3), rounds=1, seeds=1)  # type: ignore[arg-type]
-    assert list(found.table()["method"]) == ["1e-05", "2e-05"]
+    assert list(found.table()["method"]) == list(found.history["method"]) == ["1e-05", "2e-05"]
     assert "2e-05" in repr(found)
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import gc
 import json
+import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -115,10 +117,24 @@ def test_a_run_that_has_all_its_rounds_is_not_written_again(tmp_path: Path, caps
     assert again.accuracy == first.accuracy
     assert guide.stat().st_mtime_ns == before
     assert f"{tmp_path / 'mine'} has all 1 rounds already" in capsys.readouterr().err
-    for result in fc.rounds(fc.FedAvg(local_steps=1), **{**asked, "rounds": 2}, name="mine", resume=True):
-        assert len(result.history) == 2
-        assert not guide.exists()  # a run that is killed now is written by the one that goes on
-    assert guide.is_file()
+
+
+def test_the_guide_of_a_run_that_goes_on_is_that_of_the_centers_in_its_folder(tmp_path: Path) -> None:
+    """It was removed at the start, so that an interrupted run had none; a kill could leave an old one."""
+    folder, last = tmp_path / "mine", 3
+    asked: dict[str, Any] = {"fleet": hand_written(0), "model": two_layers(4), "out": tmp_path, "name": "mine"}
+    fc.simulate(fc.FedAvg(local_steps=1), **asked, rounds=1)
+    files = [folder / "newcomers" / "guide.json", folder / "metrics.jsonl"]
+    first = [file.read_bytes() for file in files]
+    for result in fc.rounds(fc.FedAvg(local_steps=1), **asked, rounds=last, resume=True):
+        assert len(result.history) > len(fc.load(folder).history) == 1
+        assert fc.load(folder).guide is not None
+    done = [file.read_bytes() for file in files]
+    for file, before in zip(files, first, strict=True):
+        file.write_bytes(before)  # as if it had been killed behind its last checkpoint
+    fc.simulate(fc.FedAvg(local_steps=1), **asked, rounds=last, resume=True)
+    assert len(fc.load(folder).history) == last
+    assert files[0].read_bytes() == done[0] != first[0]
 
 
 def test_a_run_of_ones_own_model_may_be_played_while_an_exception_is_handled(
@@ -276,6 +292,48 @@ def test_a_run_that_goes_on_has_its_folder_for_itself(tmp_path: Path, capfd: pyt
     assert "it is replaced" not in capfd.readouterr().err
     assert len(list(first)) == 2
     fc.simulate(method, **asked)
+
+
+def test_a_run_that_ended_while_its_centers_were_written_is_loaded_from_its_checkpoint(tmp_path: Path) -> None:
+    """It was told as fewer rounds, with centers of the last one or none."""
+    asked: dict[str, Any] = {"fleet": digits(3), "out": tmp_path, "name": "mine"}
+    whole = fc.simulate(fc.FedAvg(local_steps=1), fleet=digits(3), rounds=2)
+    fc.simulate(fc.FedAvg(local_steps=1), **asked, rounds=1)
+    center = tmp_path / "mine" / "centers" / "fedavg" / "center-0.safetensors"
+    center.unlink()
+    center.mkdir()  # where no center can be written
+    with pytest.raises(OSError, match="center-0"):
+        fc.simulate(fc.FedAvg(local_steps=1), **asked, rounds=2, resume=True)
+    again = fc.load(tmp_path / "mine")
+    assert len(again.history) == 2
+    np.testing.assert_array_equal(again.run.state.centers, whole.run.state.centers)
+
+
+def test_a_damaged_file_of_the_fleet_hides_no_word_of_how_a_run_goes_on(tmp_path: Path) -> None:
+    told: list[str] = []
+    args = SimulateArgs(devices=3, rounds=1, out=tmp_path, name="cut", settings={"local-steps": 1})
+    list(play(resolve_run(args)))
+    (tmp_path / "cut" / "fleet.json").write_text("")
+    run = play(resolve_run(replace(args, rounds=9)), resume=True, say=told.append)
+    next(run)
+    with pytest.raises(KeyboardInterrupt):
+        run.throw(KeyboardInterrupt)
+    assert told[-1].startswith("interrupted; round 1 of 9 is kept")
+
+
+def test_damaged_models_of_devices_are_told_to_who_asks_for_them(tmp_path: Path) -> None:
+    asked: dict[str, Any] = {"fleet": digits(), "out": tmp_path, "name": "mine"}
+    result = fc.simulate(fc.Ditto(local_steps=1), **asked, rounds=1)
+    file = tmp_path / "mine" / "checkpoint" / "own" / "own.npz"
+    deflated = re.sub(rb"(PK\x01\x02.{6})\0\0", b"\\1\x08\0", file.read_bytes(), flags=re.DOTALL)
+    file.write_bytes(deflated)  # its members are called compressed, which they are not
+    x = result.split.devices["device-00"].test.x  # type: ignore[union-attr]
+    for ask in (
+        lambda: fc.load(tmp_path / "mine").predict(x, device="device-00"),
+        lambda: fc.simulate(fc.Ditto(local_steps=1), **asked, rounds=2, resume=True),
+    ):
+        with pytest.raises(ConfigError, match="checkpoint cannot be read: it is damaged"):
+            ask()
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "no space"), FedcentersError("a worker process ended")])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -193,6 +194,17 @@ def test_the_runs_own_fleet_and_module_are_taken(result: fc.Result, place: Path)
 def test_a_part_that_is_not_the_runs_is_named(place: Path, part: dict[str, Any], said: str) -> None:
     with pytest.raises((ConfigError, UsageError), match=f"(?s){said}"):
         fc.load(place, **part)
+
+
+def test_a_run_that_was_ended_while_it_wrote_its_centers_says_how_it_goes_on(place: Path, tmp_path: Path) -> None:
+    """The centers of a run that went on to more rounds are removed before the new ones are there."""
+    shutil.copytree(place, tmp_path / "cut")
+    shutil.rmtree(tmp_path / "cut" / "checkpoint")  # that of the run has another round than its metrics then
+    for file in (tmp_path / "cut" / "centers").rglob("*.safetensors"):
+        file.unlink()
+    with pytest.raises(ConfigError, match="has no centers: a run was ended while it wrote them") as told:
+        fc.load(tmp_path / "cut")
+    assert "resume=True" in told.value.hint
 
 
 def test_a_method_that_cannot_be_imported_is_given(tmp_path: Path) -> None:

@@ -52,14 +52,15 @@ def test_a_dict_of_test_samples_tests_each_device_on_its_own(kind: str) -> None:
 
 
 def test_a_device_with_a_single_sample_is_left_out_of_a_dict_as_of_a_column(caplog: pytest.LogCaptureFixture) -> None:
-    told = "1 of 3 devices have a single sample and are left out: 7"
-    data = {9: frame(slice(0, 12)), 7: frame(slice(12, 13)), 8: frame(slice(13, 30))}
-    made = fc.fleet(data, groups={9: "a", 7: "b", 8: "b"})
+    told = "1 of 3 devices have a single sample and are left out: 70"
+    data = {9: frame(slice(0, 12)), 70: frame(slice(12, 13)), 8: frame(slice(13, 30))}
+    made = fc.fleet(data, groups={9: "a", 70: "b", 8: "b"})
     assert caplog.messages == [told]
-    assert list(made) == ["device-8", "device-9"]
+    by_column = fc.fleet((X[:30], Y[:30]), by=np.repeat([9, 70, 8], [12, 1, 17]))
+    assert list(made) == list(by_column) == ["device-08", "device-09"]
     np.testing.assert_array_equal(np.sort(made[8].train.x[:, 0]), np.sort(fc.fleet({8: data[8]})[8].train.x[:, 0]))
     with pytest.raises(FedcentersError, match="there is no device with two samples"):
-        fc.fleet({7: data[7]})
+        fc.fleet({70: data[70]})
 
 
 def test_the_error_for_test_arrays_without_devices_names_two_dicts() -> None:
