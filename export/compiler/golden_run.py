@@ -26,9 +26,9 @@ from edge_client.errors import ProgramRefused
 from edge_client.protocol.golden_run import Golden
 from edge_client.protocol.program import FROZEN, Program
 from edge_client.protocol.task import Array
-from export.compiler.operator_watch import loss_calls
+from export.compiler.hints.difference_hints import not_finite_hint, saturation_hint
 from export.compiler.program_functions import TraceSource, call_module, example_inputs, tensors_of, whole_numbers
-from export.compiler.program_parity import not_finite_hint, torch_step
+from export.compiler.program_parity import torch_step
 from export.diagnostics import quiet_warnings
 from export.float64_mode import as_in
 
@@ -68,16 +68,6 @@ def golden_run(source: TraceSource, program: Program, *, fixed: int | None) -> G
             or "scale what the model computes from its weights: no device could check its runtime with this one",
         )
     return best
-
-
-def saturation_hint(source: TraceSource) -> str:
-    """What to do about a loss that takes the logarithm of a rounded sigmoid; "" where it does not."""
-    if not loss_calls(source, "aten.binary_cross_entropy"):
-        return ""
-    return (
-        "leave the sigmoid out of the model, and take binary_cross_entropy_with_logits: near 0 and 1 the logarithm of "
-        "a sigmoid is the rounding of float32"
-    )
 
 
 def check_golden(program: Program, engine: str, files: Mapping[str, bytes], *, hint: Callable[[], str] = str) -> float:

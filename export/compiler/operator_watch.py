@@ -159,17 +159,17 @@ def refuse_random(source: TraceSource) -> None:
 def refuse_operator(source: TraceSource, operator: str, reason: str, wrong: Exception | None = None) -> NoReturn:
     """Raise an error with the operator and the layers and lines that use it or its forward counterpart.
 
-    Where none was seen, as torch takes a function apart, the line is the one at which `wrong` was raised.
+    Where none was seen, as torch takes a function apart, they are those of the line at which `wrong` was raised.
     """
     counts = wrong.counts if isinstance(wrong, UnsupportedOperator) else every_call
     used = _watch_pass(source, 2, counts).seen
-    where: Mapping[str, None] | None = used.get(operator)
+    line = "" if wrong is None else line_of(wrong)
+    where: Mapping[str, None] = used.get(operator) or _places_at(used, line)
     if not where and source.own_loss is not None:
         seen = _places(_watch_loss(source, source.own_loss, counts), operator)
         if seen or operator.endswith("_") or not _places(used, operator):  # a forward pass has no writes in place left
             raise _refused_loss(source, next(iter(seen), f"loss {loss_name(source.own_loss)}"), operator, reason)
     where = where or _places(used, operator)
-    line = "" if wrong is None or where else line_of(wrong)
     some = f"some layer of {type(source.module).__name__}{f' at {line}' if line else ''}"
     layers = f"layer {', '.join(where)}" if where else some
     raise _refused_layer(source, layers, operator, reason)
@@ -179,6 +179,11 @@ def _places(seen: Mapping[str, Mapping[str, None]], operator: str) -> Mapping[st
     """Where an operator was seen, or its forward counterpart."""
     stem = operator.removeprefix("aten.").removesuffix("_backward").removesuffix("_with_indices").strip("_")
     return seen.get(operator) or next((places for name, places in seen.items() if stem in name), {})
+
+
+def _places_at(seen: Mapping[str, Mapping[str, None]], line: str) -> Mapping[str, None]:
+    """Where any operator was seen at this line of the user's code."""
+    return {place: None for places in seen.values() for place in places if line and place.endswith(f" at {line}")}
 
 
 class Untraceable(ProgramRefused):

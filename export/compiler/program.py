@@ -32,7 +32,8 @@ from export.compiler.adapters.frozen import freeze, travels
 from export.compiler.adapters.peft_names import adapter_of
 from export.compiler.containers import EXAMPLE_BATCH, Progress, log_progress, make_containers, refusal_context
 from export.compiler.forward_pass import MAX_BATCH, uncompiled
-from export.compiler.golden_run import check_golden, golden_run, saturation_hint
+from export.compiler.golden_run import check_golden, golden_run
+from export.compiler.hints.difference_hints import difference_hint, saturation_hint
 from export.compiler.losses.choose_loss import (
     Targets,
     check_own_loss,
@@ -53,7 +54,6 @@ from export.compiler.program_functions import (
 )
 from export.compiler.program_parity import (
     MAX_RELATIVE_DIFFERENCE,
-    difference_hint,
     max_difference,
     moved_network,
     one_sample_differs,

@@ -27,23 +27,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from edge_client.printable import first_of
 from edge_client.protocol.program import FROZEN, IGNORED
 from edge_client.protocol.task import Array
-from export.compiler.losses.sample_losses import POSITION_LOSSES, loss_name
-from export.compiler.operator_watch import first_call
+from export.compiler.losses.sample_losses import POSITION_LOSSES
 from export.compiler.program_functions import (
     TraceSource,
-    changed_places,
     example_inputs,
     function_ports,
     private_copy,
-    tensor_places,
-    tensors_of,
     whole_numbers,
 )
 from export.compiler.random_ops import NoiseReader
-from export.compiler.signatures.lasting_state import HOOK_HINT, hooks_on_gradients
 from export.containers.write_onnx import run_onnx
 from export.containers.write_pt2 import run_pt2
 from export.containers.write_tflite import open_tflite
@@ -56,16 +50,7 @@ PERTURBATION = 2.0**-20  # eight units of float32's last place: more than a cont
 PERTURBED_PAIRS = 2  # of weights on both sides: a value next to a kink crosses it on one of them
 MAX_TORCH_ERROR = 1e-2  # torch's own float32 off by more: a kink in float32 alone
 LONE_SAMPLES = 3  # one alone left 3 of 40 draws of a small model's weights unseen
-LABELLED = 64  # samples whose drawn labels have every class, of not too many
-SHOWN = 3  # buffers that a hint names
 ERROR_MARGIN = 10  # roundings fall differently in sums of another order: 4 times as far was seen
-
-STEEP = tuple(f"aten.{name}" for name in ("sqrt", "rsqrt", "log", "log2", "log10", "pow"))  # at 0
-ARCS = ("aten.asin", "aten.acos")  # steep at 1 and -1
-ANGLES, REMAINDERS = ("aten.angle", "aten.atan2"), ("aten.remainder", "aten.fmod")
-RESAMPLES = tuple(
-    f"aten.upsample_{name}" for name in ("nearest1d", "nearest2d", "nearest3d", "bilinear2d", "bicubic2d")
-)
 
 Inputs = Callable[
     [TraceSource, str, int, int], list[Tensor]
@@ -113,7 +98,7 @@ def max_difference(  # noqa: PLR0913 - what is compared
         worst = max(found)
         if worst <= limit:
             return worst
-        if math.isinf(worst) and _all_finite(torch_outputs(source, function, args, dtype=source.dtype)):
+        if math.isinf(worst) and all_finite(torch_outputs(source, function, args, dtype=source.dtype)):
             return worst
         judged = _difference_beside_torchs(source, function, args, expected, found, limit)
         if judged is not None:
@@ -184,81 +169,6 @@ def _differs_on(args: Sequence[Tensor], source: TraceSource, engine: str, file: 
         return False
     moved = (loss(torch_outputs(source, "step", m)) for m in _perturbed_inputs(source, "step", args))
     return max(output_differences(m, expected)[0] for m in moved) <= MAX_TORCH_ERROR / ERROR_MARGIN
-
-
-def difference_hint(source: TraceSource, engine: str, worst: float) -> str:
-    """What to do about a program of `engine` whose difference from torch is `worst`."""
-    hooks = hooks_on_gradients(private_copy(source.module, source.dtype), example_inputs(source, "infer", 2)[-1])
-    if hooks:
-        return f"no program calls the hook on the gradient of {hooks}: {HOOK_HINT}"
-    told = jump_hint(source) if math.isfinite(worst) else not_finite_hint(source, ours=True)
-    return told or f"leave {engine} out of the engines and report the model"
-
-
-def jump_hint(source: TraceSource) -> str:
-    """What to do about what jumps where rounding decides, and about digits that are lost; "" where neither can be."""
-    if called := first_call(source, ANGLES):
-        return (
-            f"{called}: an angle jumps from pi to -pi where y, the imaginary part, is 0, and rounding decides: take "
-            "its cosine and sine, x / (r + 1e-6) and y / (r + 1e-6) with r the size, in place of the angle"
-        )
-    if called := first_call(source, REMAINDERS):
-        return (
-            f"{called}: it divides in float32, which has whole numbers up to 2^24: keep them below, or look the result "
-            "up in a table, as self.register_buffer('bucket', buckets) and self.bucket[ids]"
-        )
-    return ""
-
-
-def not_finite_hint(source: TraceSource, *, ours: bool = False) -> str:
-    """Why numbers may be infinite or NaN for drawn inputs: a loss, buffers or a gradient; "" where none can be.
-
-    `ours`: a container's numbers, where torch's own may be finite.
-    """
-    changed = set.union(*changed_places(source))
-    moved = {name for place, name in tensor_places(source.module).items() if place in changed}
-    still, own = sorted(set(source.buffers) - moved), tensors_of(source.module)
-
-    def finite(function: str, *, drawn: bool) -> list[bool]:
-        ports = function_ports(source, function).inputs
-        names = [p.name.removeprefix("buffers/") for p in ports]
-        given = example_inputs(source, function, LABELLED)
-        args = [own[n] if n in still and not drawn else a for n, a in zip(names, given, strict=True)]
-        return [_all_finite([out]) for out in torch_outputs(source, function, args)]
-
-    losses, answers = finite("evaluate", drawn=False)
-    if source.own_loss is not None and answers and not losses:
-        return (
-            f"loss {loss_name(source.own_loss)} is not finite for targets drawn at random, as a device draws them for "
-            "its check: give excluded classes a large negative number, as -1e9, in place of minus infinity"
-        )
-    by_buffers = still and all(finite("step", drawn=False)) and not (ours and all(finite("step", drawn=True)))
-    if not by_buffers and (arc := first_call(source, ARCS)):
-        return (
-            f"{arc}: its gradient is infinite at 1 and -1, and 0 times infinity is NaN: keep what it takes between, as "
-            "torch.acos(h.clamp(-0.9999, 0.9999))"
-        )
-    if not by_buffers and (steep := first_call(source, STEEP, _is_steep)):
-        return (
-            f"{steep}: the gradient of a root, a logarithm or a power is infinite at 0, and 0 times infinity is NaN: "
-            "keep what it takes above 0, as torch.sqrt(h + 1e-6) or torch.log(h.clamp(min=1e-6))"
-        )
-    if ours and (picked := first_call(source, RESAMPLES)):
-        return f"{picked}: it is a product here, and 0 times infinity is NaN: mask by -1e9 in place of minus infinity"
-    if still:
-        return (
-            f"other values of {first_of(still, SHOWN)} were tried, as a center may bring: a table whose numbers must "
-            "stay, as a schedule of probabilities, belongs into a buffer with persistent=False"
-        )
-    return ""
-
-
-def _is_steep(operator: str, args: Sequence[Any]) -> bool:
-    """Whether the gradient is infinite at 0: that of x**2 is not, and that of 2**x."""
-    if operator != "aten.pow":
-        return True
-    base, exponent = args
-    return isinstance(base, Tensor) and (isinstance(exponent, (Tensor, complex)) or (exponent < 1 and exponent != 0))
 
 
 def _scaled(found: Sequence[float], torchs: Sequence[float], limit: float) -> float:
@@ -388,7 +298,8 @@ def output_differences(got: Sequence[Array], expected: Sequence[Array]) -> list[
     return [_difference(g, e) for g, e in zip(got, expected, strict=True)]
 
 
-def _all_finite(outputs: Iterable[Array]) -> bool:
+def all_finite(outputs: Iterable[Array]) -> bool:
+    """Whether no value is infinite or NaN."""
     return all(bool(np.isfinite(out).all()) for out in outputs)
 
 

@@ -128,7 +128,10 @@ def _picks(operator: str, x: Tensor, indices: Indices) -> AxisPicks:
     at = [axis for axis, rows in enumerate(indices) if rows is not None]
     given = [rows for rows in indices if rows is not None]
     if any(rows.dtype not in WHOLE for rows in given):
-        said = "a boolean mask picks another number of values each time; write it with torch.where"
+        said = (
+            "a boolean mask picks another number of values each time; write it with torch.where, and a mask that "
+            "stays as the positions that it picks, h[:, [0, 2]]"
+        )
         raise UnsupportedOperator(operator, said, _by_mask)
     first, order = at[0], list(range(x.dim()))
     if at != list(range(first, first + len(at))):

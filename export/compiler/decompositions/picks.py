@@ -250,7 +250,7 @@ def quantile(
 ) -> Tensor:
     """Between the two values next to the place q (n - 1) of the sorted axis, as torch's linear interpolation."""
     if isinstance(q, Tensor) or dim is None or interpolation != "linear":
-        raise UnsupportedOperator("quantile", "it needs a number q, an axis and linear interpolation")
+        raise UnsupportedOperator("quantile", "it needs one number q, an axis and linear interpolation")
     ordered, place = x.sort(dim).values, q * (x.shape[dim] - 1)
     low, high = (ordered.narrow(dim, rounded(place), 1) for rounded in (math.floor, math.ceil))
     out = low + (high - low) * (place - math.floor(place))

@@ -136,9 +136,10 @@ def _plain_operator(node: Node) -> Any:  # noqa: ANN401 - an operator of torch
     name = _name(node.target)
     if not name.endswith("_") or name.endswith("__") or not node.args or not isinstance(node.args[0], Node):
         return None
-    kinds = {value.dtype for arg in node.all_input_nodes if isinstance(value := arg.meta.get("val"), torch.Tensor)}
-    if len(kinds) != 1:
-        return None  # a write keeps its tensor's kind; a new tensor might have the wider one
+    kinds = [value.dtype for arg in node.all_input_nodes if isinstance(value := arg.meta.get("val"), torch.Tensor)]
+    narrow = set() if name == "copy_" else {torch.bool}
+    if not kinds or set(kinds) - narrow - {kinds[0]}:
+        return None  # a write keeps its tensor's kind, the first; a new tensor might have a wider one
     packet, overload = getattr(torch.ops.aten, name[:-1], None), str(node.target).rpartition(".")[2]
     plain = getattr(packet, overload, None)
     if plain is not None and not isinstance(plain._schema.arguments[0].type, torch.TensorType):  # noqa: SLF001

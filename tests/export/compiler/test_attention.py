@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from export.compiler.forward_pass import ForwardPasses
@@ -35,3 +36,24 @@ def test_a_query_without_keys_gets_zeros() -> None:
     expected = torch_outputs(source, "step", given)
     graph = trace_function(ForwardPasses(source), "step", batch=4, dynamic=True, closed=True)
     assert max(output_differences([t.detach().numpy() for t in graph(*given)], expected)) < EXACT
+
+
+class CausalMask(nn.Module):
+    """Attention with a mask of booleans that is a plain attribute, which `masked_fill_` makes numbers of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.head = nn.MultiheadAttention(4, 2, batch_first=True), nn.Linear(12, 3)
+        self.mask = torch.ones(3, 3, dtype=torch.bool).triu(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.attention(x, x, x, attn_mask=self.mask)[0].flatten(1))  # type: ignore[no-any-return]
+
+
+def test_a_mask_of_booleans_may_be_a_plain_attribute() -> None:
+    """It was refused: "some layer of CausalMask uses aten.copy_"."""
+    source = make_source(CausalMask(), input=(3, 4), loss="squared-error", dtype="float64")
+    given = example_inputs(source, "step", 5)
+    graph = trace_function(ForwardPasses(source), "step", batch=4, dynamic=True, closed=True)
+    found = [t.detach().numpy() for t in graph(*given)]
+    assert max(output_differences(found, torch_outputs(source, "step", given))) < EXACT

@@ -67,6 +67,21 @@ def test_an_operator_of_a_layer_stays_the_layers_beside_a_loss_of_ones_own() -> 
         trace_function(ForwardPasses(source), "step", batch=4, dynamic=False)
 
 
+class TwoQuantiles(nn.Linear):
+    """Several quantiles of its outputs, which torch computes by other operators."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.quantile(super().forward(x), torch.tensor([0.2, 0.4]), dim=1).transpose(0, 1)
+
+
+@pytest.mark.parametrize("loss", [None, decides], ids=["squared-error", "own"])
+def test_a_function_that_torch_takes_apart_names_the_layer_of_its_line(loss: Loss | None) -> None:
+    """It was "some layer", or the loss, whose line has no such function."""
+    source = make_source(nn.Sequential(TwoQuantiles(6, 4)), input=(6,), loss="squared-error", own_loss=loss)
+    with pytest.raises(ProgramRefused, match=r"layer 0 \(TwoQuantiles\) at test_refused_losses.py:\d+ uses quantile"):
+        trace_function(ForwardPasses(source), "step", batch=4, dynamic=False)
+
+
 @pytest.mark.parametrize(
     ("loss", "targets", "told"),
     [

@@ -94,6 +94,7 @@ class Nearest(nn.Linear):
 def test_a_refusal_of_masks_names_the_line_with_the_mask_alone() -> None:
     text = refusal(Nearest(4, 3), input=(4,))
     assert "a boolean mask picks another number of values each time" in text
+    assert "a mask that stays as the positions that it picks, h[:, [0, 2]]" in text
     assert text.count("test_tracing.py:") == 1
 
 

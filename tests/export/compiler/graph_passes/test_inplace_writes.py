@@ -108,6 +108,21 @@ def _a_copy_is_no_view(x: Tensor) -> Tensor:
     return turned + h.flatten(1)
 
 
+def _filled_where_a_mask_is_true(x: Tensor) -> Tensor:
+    h = 2 * x
+    return h.masked_fill_(h < 0, -5.0)
+
+
+def _a_mask_is_copied_into_numbers(x: Tensor) -> Tensor:
+    h = 2 * x
+    h.copy_(x > 0)
+    return h / 3
+
+
+def _a_mask_takes_numbers(x: Tensor) -> Tensor:
+    return (x > 0).logical_and_(x - 1)
+
+
 def writes(module: torch.fx.GraphModule) -> int:
     targets = [str(node.target).split(".") for node in module.graph.nodes if node.op == "call_function"]
     return sum(target[0] == "aten" and target[1].endswith("_") for target in targets)
@@ -124,6 +139,9 @@ def writes(module: torch.fx.GraphModule) -> int:
         (_filled_row_by_row, 0),
         (_a_view_of_a_view_is_written, 0),
         (_raised_to_a_power, 0),
+        (_filled_where_a_mask_is_true, 0),
+        (_a_mask_is_copied_into_numbers, 1),
+        (_a_mask_takes_numbers, 1),
         (_a_copy_is_no_view, 1),
         (_dropped_is_its_input, 1),
         (_one_of_several_views_is_read, 1),
