@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from types import FrameType
+from queue import SimpleQueue
 
 from edge_client.config import ClientConfig
 from edge_client.errors import EXIT_INTERRUPTED, EXIT_OK, ConfigError, FedcentersError, NetworkError
@@ -85,13 +85,7 @@ def reporter(device_id: str, *, quiet: bool = False, as_json: bool = False) -> T
 def run_clients(clients: Sequence[Client], *, quiet: bool = False) -> int:
     """Run clients, one thread each, until SIGTERM, Ctrl-C, or the first of them fails; -> the exit code."""
     failures: list[BaseException] = []
-    over = threading.Event()
-    interrupted = threading.Event()
-
-    def on_signal(number: int, _frame: FrameType | None) -> None:
-        if number == signal.SIGINT:
-            interrupted.set()
-        over.set()
+    over = SimpleQueue[int]()  # a signal, or 0; Event.set waits for a lock that the interrupted thread may hold
 
     def run(client: Client) -> None:
         try:
@@ -100,9 +94,9 @@ def run_clients(clients: Sequence[Client], *, quiet: bool = False) -> int:
         except Exception as wrong:  # noqa: BLE001 - raised again in the main thread
             failures.append(wrong)
         finally:
-            over.set()
+            over.put(0)
 
-    before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, lambda n, _: over.put(n)) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         threads = [threading.Thread(target=run, args=(client,), daemon=True) for client in clients]
         for client, thread in zip(clients, threads, strict=True):
@@ -110,14 +104,14 @@ def run_clients(clients: Sequence[Client], *, quiet: bool = False) -> int:
                 where = f"{client.config.federation} at {client.config.broker}"
                 write_line(f"{client.config.device_id}: joining {where}")
             thread.start()
-        over.wait()
+        came = over.get()
         _stop(clients, threads)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
     if failures:
         raise failures[0]
-    return EXIT_INTERRUPTED if interrupted.is_set() else EXIT_OK
+    return EXIT_INTERRUPTED if came == signal.SIGINT else EXIT_OK
 
 
 @contextmanager

@@ -312,16 +312,16 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _live(args: FleetArgs, state: Path) -> int:
-    over = threading.Event()
+    came: list[int] = []  # signals; no Event, whose lock a second signal in its `set` would wait for
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: over.set())
+        signal.signal(number, lambda n, _: came.append(n))
     mine = ClientProcess(args, state)
 
     def tell(counts: Mapping[str, int]) -> None:
         print(json.dumps({**counts, "reason": mine.loop.reason}), flush=True)  # noqa: T201 - data for the parent
 
     try:
-        mine.run(over.is_set, tell)
+        mine.run(lambda: bool(came), tell)
     finally:
         mine.close()
     return 0

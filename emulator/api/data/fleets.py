@@ -13,7 +13,7 @@ Fleet(digits, 12 devices, label-permutations:groups=3)
 
 from __future__ import annotations
 
-from functools import partial
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,8 @@ from emulator.options import OPTIONS
 
 def named(
     name: str,
-    devices: int | None = None,
     *,
+    devices: int | None = None,
     partition: Any = "",  # noqa: ANN401 - what `as_scheme` takes
     groups: int | None = None,
     data: str | Path | None = None,
@@ -49,16 +49,35 @@ def named(
     return named_fleet(name, devices=devices, partition=how, groups=groups, data=folder, seed=seed)
 
 
-celeba = partial(named, "celeba")
-cifar10 = partial(named, "cifar10")
-digits = partial(named, "digits")
-emnist_letters = partial(named, "emnist-letters")
-fashion_mnist = partial(named, "fashion-mnist")
-femnist = partial(named, "femnist")
-fsdd = partial(named, "fsdd")
-mnist = partial(named, "mnist")
-mnist_writers = partial(named, "mnist-writers")
-regression = partial(named, "regression")
-regression_8 = partial(named, "regression-8")
-shakespeare = partial(named, "shakespeare")
-wisdm = partial(named, "wisdm")
+@dataclass(frozen=True)
+class NamedFleet:
+    """A function that makes fleets of one data set; its keywords are those of `named`, apart from the name."""
+
+    name: str
+
+    def __call__(
+        self,
+        devices: int | None = None,
+        *,
+        partition: Any = "",  # noqa: ANN401 - what `as_scheme` takes
+        groups: int | None = None,
+        data: str | Path | None = None,
+        seed: int | None = None,
+    ) -> Fleet:
+        """A fleet of this data set. Raises UsageError for a setting that does not exist."""
+        return named(self.name, devices=devices, partition=partition, groups=groups, data=data, seed=seed)
+
+
+celeba = NamedFleet("celeba")
+cifar10 = NamedFleet("cifar10")
+digits = NamedFleet("digits")
+emnist_letters = NamedFleet("emnist-letters")
+fashion_mnist = NamedFleet("fashion-mnist")
+femnist = NamedFleet("femnist")
+fsdd = NamedFleet("fsdd")
+mnist = NamedFleet("mnist")
+mnist_writers = NamedFleet("mnist-writers")
+regression = NamedFleet("regression")
+regression_8 = NamedFleet("regression-8")
+shakespeare = NamedFleet("shakespeare")
+wisdm = NamedFleet("wisdm")

@@ -11,7 +11,8 @@ from torch.nn import functional as F  # noqa: N812 - torch's custom
 
 from edge_client.errors import ProgramRefused
 from export.compiler import golden_run as room
-from export.compiler.golden_run import CLEAR, SEEDS, golden_run, saturation_hint
+from export.compiler.golden_run import CLEAR, SEEDS, golden_run
+from export.compiler.hints.difference_hints import saturation_hint
 from export.compiler.program import make_source, program_without_containers
 
 

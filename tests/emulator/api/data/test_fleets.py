@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from emulator.run.load import make_fleet
 
 
 def test_every_data_set_of_the_command_line_has_its_function() -> None:
-    made = {value.args[0] for value in vars(fleets).values() if isinstance(value, partial)}
+    made = {value.name for value in vars(fleets).values() if isinstance(value, fleets.NamedFleet)}
     assert made == set(DATA_SETS)
     assert all(getattr(fleets, name.replace("-", "_"))().options["data_set"] == name for name in DATA_SETS)
 

@@ -1,0 +1,66 @@
+"""`join` ends its clients whenever a signal comes."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, cast
+
+import pytest
+
+from edge_client.errors import EXIT_INTERRUPTED, EXIT_OK
+from edge_client.join import run_clients
+from edge_client.runtime.client import Client
+
+Trace = Callable[[FrameType, str, Any], Any]
+MOST_LINES = 500
+
+
+class InterruptedClient:
+    """Sends the process a signal, and lives until it is stopped."""
+
+    config = None
+
+    def __init__(self, number: int) -> None:
+        self._number, self._over = number, threading.Event()
+
+    def run(self) -> None:
+        signal.pthread_kill(threading.main_thread().ident or 0, self._number)
+        self._over.wait()
+
+    def stop(self) -> None:
+        self._over.set()
+
+
+def signal_at(nth: int, number: int, sent: list[int]) -> Trace:
+    """A trace that sends a signal before the nth line that the main thread runs with a handler of `join` in place."""
+    lines, before = itertools.count(), signal.getsignal(number)
+
+    def trace(_frame: FrameType, event: str, _value: Any) -> Trace:  # noqa: ANN401 - see sys.settrace
+        if event == "line" and signal.getsignal(number) != before and next(lines) == nth:
+            sent.append(nth)
+            signal.raise_signal(number)
+        return trace
+
+    return trace
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, EXIT_OK), (signal.SIGINT, EXIT_INTERRUPTED)])
+def test_a_signal_at_any_moment_ends_the_clients(number: int, code: int) -> None:
+    """Where it came as the process began to wait, its handler waited for a lock of that very thread, for ever."""
+    for nth in range(MOST_LINES):
+        client, sent = cast("Client", InterruptedClient(number)), list[int]()
+        before = sys.gettrace()
+        sys.settrace(signal_at(nth, number, sent))
+        try:
+            found = run_clients([client], quiet=True)
+        finally:
+            sys.settrace(before)
+        assert found == code
+        if not sent:
+            break  # it was over before
+    assert 10 < nth < MOST_LINES - 1
