@@ -8,7 +8,8 @@ import pytest
 
 from coordinator.cli import format_run_event
 from coordinator.config import read_config
-from coordinator.identity.release_signature import read_signature
+from coordinator.identity import release_signature
+from coordinator.identity.release_signature import read_release, read_signature
 from edge_client.board.pack import pack_release
 from edge_client.config import load_config
 from edge_client.errors import ConfigError
@@ -109,3 +110,13 @@ def test_the_configuration_names_it_beside_the_file(tmp_path: Path) -> None:
         '[model]\nname = "digits-mlp"\nengines = ["onnx"]\n[[runs]]\nmethod = "fedavg"\nnum-rounds = 1\n'
     )
     assert read_config(path).release == tmp_path / "client.tar"
+
+
+def test_a_release_may_have_as_many_bytes_as_a_device_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    release, data = tmp_path / "client.tar", pack_release(FILES, "9.0")
+    release.write_bytes(data)
+    monkeypatch.setattr(release_signature, "MAX_BYTES", len(data))
+    assert read_release(release) == data
+    monkeypatch.setattr(release_signature, "MAX_BYTES", len(data) - 1)
+    with pytest.raises(ConfigError, match="larger than"):
+        read_release(release)

@@ -330,6 +330,7 @@ def test_one_folder_serves_one_federation(tmp_path: Path) -> None:
         (("--federation", "demo"), "--host NAME is not given"),
         (("--federation", "Demo!", "--host", "h"), "federation"),
         (("--federation", "demo", "--host", "a b"), "hosts are"),
+        (("--federation", "demo", "--host", "h", "--host", "a b"), "hosts are"),
         (("--federation", "demo", "--host", "h", "--device", "a/b"), "device id"),
         (("--federation", "demo", "--host", "h", "--device", "coordinator.0"), "device id"),
         (("--federation", "demo", "--host", "h", "--token", "../x"), "device id"),

@@ -27,6 +27,7 @@ from tests.support.softmax_program import devices_of, grouped_fleet, start_of
 DEVICES = devices_of(grouped_fleet(4, 2))
 SCHEMA, FLEET = DEVICES.program.schema, DEVICES.fleet
 METHOD = FedAvg(local_steps=3, batch_size=8)
+POSITIONS = Scoring(want=frozenset({"positions"}))
 SAMPLED = FedAvg(local_steps=3, batch_size=8, fraction_train=0.5)
 
 
@@ -93,6 +94,16 @@ def test_the_loss_of_a_mixture_is_the_mean_of_its_models_by_their_shares(want: s
     rounds = evaluate_round(Two(), state, SCHEMA, sorted(told), batch=8, last=False, scoring=scoring)
     report = drive(rounds, lambda exchange: {c: Reply(n=8, losses=told[c]) for c in exchange})
     assert report.loss_per_device == {"d00": 2.5, "d01": 0.5}
+
+
+def test_right_labels_are_counted_where_no_device_has_a_matrix() -> None:
+    """As of texts of many words."""
+    state = State(centers=start_of()[None])
+    report = drive(
+        evaluate_round(METHOD, state, SCHEMA, ["d00"], batch=8, last=False, scoring=POSITIONS),
+        lambda exchange: {c: Reply(n=10, positions=np.array([[40.0, 30.0, 0.5]])) for c in exchange},
+    )
+    assert report.accuracy.micro == 0.75
 
 
 def run(method: FedAvg | FeSEM, evaluation: EvaluationPlan, of: int = 4) -> tuple[State, list[list[str]]]:

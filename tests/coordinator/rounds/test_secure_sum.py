@@ -12,7 +12,7 @@ from coordinator.rounds.secure_recovery import Secrets, missing_shares
 from coordinator.rounds.secure_sum import SumFailed, ask_shares, recover, relay
 from edge_client.errors import ConfigError, Malformed
 from edge_client.protocol.secure.device_sums import on_roster, on_unmask
-from edge_client.protocol.secure.sum_messages import RevealedShares, SumForm, UnmaskRequest
+from edge_client.protocol.secure.sum_messages import DealtShares, RevealedShares, SumForm, UnmaskRequest
 from tests.support.secure_cohort import SecureCohort, cids
 
 
@@ -119,6 +119,16 @@ def test_shares_for_another_set_of_neighbours_are_refused_and_may_be_sent_right(
         relay(cohort.server, {"dev-000": wrong})
     cohort.run()
     assert cohort.sum().tolist() == cohort.plain_sum().tolist()
+
+
+@pytest.mark.parametrize("wrong", ["roster", "envelopes"])
+def test_shares_with_one_of_the_rosters_name_and_its_neighbours_wrong_are_refused(wrong: str) -> None:
+    cohort = SecureCohort.of(6)
+    right = DealtShares.from_bytes(cohort.on_device("dev-000", on_roster, cohort.sent["roster"]["dev-000"]))
+    fewer = dict(list(right.envelopes.items())[1:])
+    other = replace(right, roster="cd" * 32) if wrong == "roster" else replace(right, envelopes=fewer)
+    with pytest.raises(Malformed, match="bad_task"):
+        relay(cohort.server, {"dev-000": other.to_bytes()})
 
 
 def test_answers_of_a_device_that_was_not_asked_are_ignored() -> None:
