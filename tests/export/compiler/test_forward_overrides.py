@@ -31,6 +31,15 @@ NETWORKS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+def step_difference(module: nn.Module, shape: tuple[int, ...]) -> float:
+    """How far a traced step in float64 of another batch size is from torch's."""
+    source = make_source(module, input=shape, loss="squared-error", dtype="float64")
+    graph = trace_function(ForwardPasses(source), "step", batch=4, dynamic=True)
+    given = example_inputs(source, "step", 3)
+    found = [value.detach().numpy() for value in graph(*given)]
+    return max(output_differences(found, torch_outputs(source, "step", given)))
+
+
 @pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)
 def test_values_and_gradients_keep_every_bit_where_windows_tie_and_hold_nothing_positive(
     network: Callable[[Tensor], Tensor],
@@ -133,11 +142,7 @@ class Bags(nn.Module):
 
 
 def test_a_step_of_bags_and_of_smaller_pictures_is_torchs() -> None:
-    source = make_source(Bags(), input=(5,), loss="squared-error", dtype="float64")
-    graph = trace_function(ForwardPasses(source), "step", batch=4, dynamic=True)
-    given = example_inputs(source, "step", 3)
-    found = [value.detach().numpy() for value in graph(*given)]
-    assert max(output_differences(found, torch_outputs(source, "step", given))) < 1e-12
+    assert step_difference(Bags(), (5,)) < 1e-12
 
 
 class Picked(nn.Linear):
@@ -149,11 +154,7 @@ class Picked(nn.Linear):
 
 
 def test_values_picked_along_an_axis_and_signs_keep_any_batch_size() -> None:
-    source = make_source(Picked(5, 3), input=(5,), loss="squared-error", dtype="float64")
-    graph = trace_function(ForwardPasses(source), "step", batch=4, dynamic=True)
-    given = example_inputs(source, "step", 3)
-    found = [value.detach().numpy() for value in graph(*given)]
-    assert max(output_differences(found, torch_outputs(source, "step", given))) < 1e-12
+    assert step_difference(Picked(5, 3), (5,)) < 1e-12
 
 
 class OfWords(nn.Module):
@@ -168,11 +169,7 @@ class OfWords(nn.Module):
 
 
 def test_a_step_of_a_sparse_table_and_of_a_mean_without_nan_is_torchs() -> None:
-    source = make_source(OfWords(), input=(5,), loss="squared-error", dtype="float64")
-    graph = trace_function(ForwardPasses(source), "step", batch=4, dynamic=True)
-    given = example_inputs(source, "step", 3)
-    found = [value.detach().numpy() for value in graph(*given)]
-    assert max(output_differences(found, torch_outputs(source, "step", given))) < 1e-12
+    assert step_difference(OfWords(), (5,)) < 1e-12
 
 
 def test_bags_that_divide_gradients_by_how_often_a_word_occurs_are_refused() -> None:
