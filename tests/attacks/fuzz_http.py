@@ -33,6 +33,7 @@ from tests.web.test_serving import config, third_party_files
 
 TEXT = {"type": "string"}
 REFUSALS = (400, 401, 403, 404, 405, 408, 413, 415, 421)
+AT_THE_GATE = {401, 403, 421}  # a request that is refused so has reached no page
 
 
 def _parameter(name: str, place: str) -> dict[str, Any]:
@@ -110,7 +111,7 @@ def fuzz(server: FuzzedServer, *, examples: int, seconds: float = 0.0) -> int:
     """So many requests of each operation, again until the time is over; -> how many. Raises what schemathesis finds."""
     schema = schemathesis.openapi.from_dict(dict(server.document))
     schema.config.update(base_url=server.url)
-    began_s, sent, operations = time.monotonic(), 0, 0
+    began_s, sent, operations, told = time.monotonic(), 0, 0, dict[str, set[int]]()
     while sent == 0 or time.monotonic() < began_s + seconds:
         operations = 0
         for operation in schema.get_all_operations():
@@ -126,9 +127,14 @@ def fuzz(server: FuzzedServer, *, examples: int, seconds: float = 0.0) -> int:
                 nonlocal sent
                 sent += 1
                 headers = dict(server.headers)
-                case.call_and_validate(checks=server.checks, headers=headers, timeout=60, allow_redirects=False)
+                answer = case.call_and_validate(
+                    checks=server.checks, headers=headers, timeout=60, allow_redirects=False
+                )
+                told.setdefault(f"{case.method} {case.operation.path}", set()).add(answer.status_code)
 
             tried()
+    if closed := [name for name, statuses in told.items() if statuses <= AT_THE_GATE]:
+        raise RuntimeError(f"{server.name} let no request in to {', '.join(closed)}")
     if operations != sum(len(methods) for methods in server.document["paths"].values()):
         raise RuntimeError(f"{operations} operations of {server.name} were tried")
     return sent

@@ -21,7 +21,8 @@ slope, is what has to be flat, measured by the memory of a device in a process o
 The warm-up is half of the run, because caches with a bound, such as glibc's for each thread, fill slowly.
 `first_slope` is the slope before that, without the first twelfth, in which programs are loaded.
 
-The exit status is 1 where something is lost or a slope is neither zero within its interval nor below `--flat` a hour.
+The exit status is 1 where something is lost, no update was compared, or a slope is neither zero within its interval
+nor below `--flat` a hour.
 """
 
 from __future__ import annotations
@@ -160,6 +161,11 @@ def is_flat(found: Mapping[str, Any], flat: float) -> bool:
     return found["slope"] is not None and (found["low"] <= 0 or found["high"] <= flat * found["mean"])
 
 
+def is_whole(counts: Mapping[str, int]) -> bool:
+    """Whether updates were compared, and none was lost or went without an answer."""
+    return counts["compared"] > 0 and not counts["lost"] and not counts["unanswered"]
+
+
 def of_one(found: Mapping[str, Any], devices: int, own: Mapping[str, Any]) -> dict[str, Any]:
     """A device's part of the `slope` of a process of many, beside the mean memory of the device with one of its own."""
     parts = {name: round(found[name] / devices, 1) for name in ("slope", "low", "high") if found[name] is not None}
@@ -246,7 +252,7 @@ def soak(folder: Path, *, devices: int, minutes: float, cut: float, flat: float,
     summary = {"devices": devices, "minutes": round(last["s"] / 60, 1), "warm_minutes": round(warm_s / 60, 1)}
     summary |= {"rounds": last["round"], "cuts": last["cuts"], "cores": round(last["cpu_s"] / last["s"], 2)}
     sys.stdout.write(json.dumps({"summary": summary | counts | {"memory_kb_per_h": memory, "not_flat": moves}}) + "\n")
-    return int(bool(moves or counts["lost"] or counts["unanswered"]))
+    return int(bool(moves) or not is_whole(counts))
 
 
 def main() -> int:

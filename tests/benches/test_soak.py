@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.benches.soak import Account, is_flat, of_one, slope, slope_between
+from tests.benches.soak import Account, is_flat, is_whole, of_one, slope, slope_between
 
 
 def test_a_slope_that_is_there_is_found_within_its_interval_and_is_not_flat() -> None:
@@ -55,6 +55,12 @@ def test_lost_is_what_was_acknowledged_and_not_closed_with(
     (tmp_path / "device.told").write_text("".join(json.dumps(line) + "\n" for line in told))
     found = Account(tmp_path, {(1, "fit"): {"d00"}, (2, "fit"): {"d01"}}).result()
     assert (found["lost"], found["unanswered"], found["overtaken"]) == (lost, unanswered, overtaken)
+
+
+def test_a_run_in_which_no_update_was_compared_is_not_called_whole() -> None:
+    good = {"compared": 3, "lost": 0, "unanswered": 0}
+    assert is_whole(good)
+    assert not any(is_whole(good | worse) for worse in ({"compared": 0}, {"lost": 1}, {"unanswered": 1}))
 
 
 def test_a_process_is_flat_where_it_grew_only_before_the_time_that_is_looked_at() -> None:
