@@ -176,12 +176,16 @@ def test_a_run_over_a_column_that_was_saved_before_columns_were_told_goes_on(tmp
     np.testing.assert_array_equal(again.run.state.centers, fc.simulate(**asked, rounds=3).run.state.centers)
 
 
-def test_a_loop_that_was_left_is_saved_and_goes_on(tmp_path: Path) -> None:
+def test_a_loop_that_was_left_is_saved_and_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     method, fleet = fc.FedAvg(local_steps=STEPS), digits(3)
     for result in fc.rounds(method, fleet=fleet, rounds=9):
         if len(result.history) == 2:
+            result.save(tmp_path / "inside")
             break
+    assert "inside has no checkpoint to go on from: save when the loop is left, or give out=" in caplog.text
+    caplog.clear()
     result.save(tmp_path / "mine")
+    assert "no checkpoint" not in caplog.text
     again = fc.simulate(method, fleet=fleet, rounds=3, out=tmp_path, name="mine", resume=True)
     whole = fc.simulate(method, fleet=fleet, rounds=3)
     np.testing.assert_array_equal(again.run.state.centers, whole.run.state.centers)
