@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from coordinator import local_broker as brokers
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
     from coordinator.dashboard.server import DashboardServer
 
 STOP_TIMEOUT_S = 2.0  # after a signal; what takes longer is abandoned, and a restart continues
-POLL_S = 0.5
 EventReporter = Callable[[Mapping[str, Any]], None]  # called with every event of metrics.jsonl
 
 
@@ -146,7 +146,10 @@ class _FederationThread:
         self.server = Server(
             config, store, dial=dial, clock=SystemClock(), beside=True, watch=watch, observe=observe, progress=tell
         )
-        self.thread = threading.Thread(target=self._run, name=config.federation, daemon=True)
+
+    def start(self, ended: Callable[[_FederationThread], None]) -> None:
+        """Run the server in a thread, which calls `ended` last."""
+        threading.Thread(target=self._run, args=(ended,), name=self.name, daemon=True).start()
 
     def serve_dashboard(self, endpoint: Endpoint) -> DashboardServer:
         """Serve its dashboard and print the link."""
@@ -158,11 +161,12 @@ class _FederationThread:
         write_stderr(f"dashboard: {running.link_in_logs}")
         return running
 
-    def _run(self) -> None:
+    def _run(self, ended: Callable[[_FederationThread], None]) -> None:
         try:
             self.server.run()
         except BaseException as wrong:  # noqa: BLE001 - raised again in the main thread
             self.failure = wrong
+        ended(self)
 
 
 def _hub(store: Store, watch: EventReporter) -> tuple[Hub, EventReporter]:
@@ -175,17 +179,18 @@ def _hub(store: Store, watch: EventReporter) -> tuple[Hub, EventReporter]:
 
 
 class _SignalWaiter:
-    """Waits for the federations' threads and for a signal."""
+    """Waits for the federations' threads and for a signal, whose handler takes no lock that a thread may hold."""
 
     def __init__(self, federations: Sequence[_FederationThread], helpers: Sequence[int]) -> None:
         self._federations, self._helpers, self._came = federations, helpers, 0
+        self._news = SimpleQueue[_FederationThread | None]()  # one that has ended; None: a signal came
 
     def wait(self) -> int:
         """Run the threads to their ends; -> the signal that ended them, or 0."""
         before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             for federation in self._federations:
-                federation.thread.start()
+                federation.start(self._news.put)
             self._follow()
         finally:
             for number, handler in before.items():
@@ -193,30 +198,34 @@ class _SignalWaiter:
         return self._came
 
     def _follow(self) -> None:
-        told: set[str] = set()
-        leave_s = float("inf")
-        while alive := [federation for federation in self._federations if federation.thread.is_alive()]:
-            alive[0].thread.join(POLL_S)
-            for federation in self._federations:
-                if federation.failure is not None and federation.name not in told and len(self._federations) > 1:
-                    told.add(federation.name)
-                    write_stderr(f"{federation.name} has ended, until `serve` is started again: {federation.failure}")
-            if self._came:
-                leave_s = min(leave_s, time.monotonic() + STOP_TIMEOUT_S)
-                if time.monotonic() > leave_s:
-                    self._leave_now(EXIT_OK if self._came == signal.SIGTERM else 128 + self._came)
+        running, leave_s = len(self._federations), None
+        while running:
+            try:
+                ended = self._news.get(timeout=None if leave_s is None else max(0.0, leave_s - time.monotonic()))
+            except Empty:
+                self._leave_now(EXIT_OK if self._came == signal.SIGTERM else 128 + self._came)
+            if ended is None:
+                leave_s = time.monotonic() + STOP_TIMEOUT_S
+                self._stop()
+                continue
+            running -= 1
+            if ended.failure is not None and len(self._federations) > 1:
+                write_stderr(f"{ended.name} has ended, until `serve` is started again: {ended.failure}")
 
-    def _on_signal(self, number: int, _frame: object) -> None:
-        if self._came:
-            self._leave_now(128 + number)
-        self._came = number
-        again = "Ctrl-C" if number == signal.SIGINT else "signal"
+    def _stop(self) -> None:
+        again = "Ctrl-C" if self._came == signal.SIGINT else "signal"
         soon = f"stopping within {STOP_TIMEOUT_S:.0f} s (a second {again}: at once)"
         write_stderr(f"{soon}; started again, it continues where it was")
         for federation in self._federations:
             federation.server.stop()
 
-    def _leave_now(self, code: int) -> None:
+    def _on_signal(self, number: int, _frame: object) -> None:
+        if self._came:
+            self._leave_now(128 + number)
+        self._came = number
+        self._news.put(None)
+
+    def _leave_now(self, code: int) -> NoReturn:
         """End the process at once; no thread, library or child broker may delay it."""
         for pid in self._helpers:
             os.kill(pid, signal.SIGTERM)

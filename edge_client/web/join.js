@@ -12,7 +12,7 @@ const LAST_FACTS = "join/"; // of each address: below another path may be anothe
 const RETRY_MS = 5_000;
 const MODEL_POLL_MS = 2_000;
 const PATIENCE_MS = 8_000; // as worker.js has it: a network that drops what is sent answers nothing, for minutes
-const VERSION = new URL(import.meta.url).pathname.split("/").at(-2);
+export const PAGE_VERSION = new URL(import.meta.url).pathname.split("/").at(-2);
 
 /** The coordinator cannot be reached, or what stands before it says so. */
 class Unreachable extends Error {}
@@ -31,7 +31,7 @@ async function fetchJoin(url, kept) {
   const raw = await answer.json().catch(() => {
     throw new Unreachable("what answers there is not the coordinator");
   });
-  if (raw.page !== VERSION) throw new Error("this page is older than its coordinator; load it again");
+  if (raw.page !== PAGE_VERSION) throw new Error("this page is older than its coordinator; load it again");
   const join = readFacts(raw);
   await kept.write({ [LAST_FACTS + url]: raw }).catch((wrong) => console.warn("an offline start has the facts of an earlier visit:", wrong.message)); // a full disk
   return join;

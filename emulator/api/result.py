@@ -337,7 +337,8 @@ class Result:
     def save(self, folder: str | Path) -> Path:
         """Write the run's folder, which `report`, `figures`, `bundle` and `--resume` of the commands read.
 
-        A run goes on from `save("runs/mine")` with `fc.simulate(..., out="runs", name="mine", resume=True)`.
+        A run goes on from `save("runs/mine")` with `fc.simulate(..., out="runs", name="mine", resume=True)`. One of
+        `fc.rounds` without `out` has its checkpoint when its loop is left.
 
         A run that it replaces, one of the same settings, samples, model and loss, is named on stderr. Raises
         UsageError where the folder has another.
@@ -359,6 +360,8 @@ class Result:
             before = (self.folder or (self.temporary.path if self.temporary else place)) / CHECKPOINT_FOLDER
             if before.is_dir() and before.parent.resolve() != place.resolve():
                 shutil.copytree(before, place / CHECKPOINT_FOLDER, dirs_exist_ok=True)
+            elif self.temporary and not before.is_dir() and self.args.checkpoint_every != 0:
+                log.warning("%s has no checkpoint to go on from: save when the loop is left, or give out=", path)
         return path
 
     def write(self, place: Path) -> None:

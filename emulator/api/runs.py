@@ -198,8 +198,8 @@ def rounds(  # noqa: PLR0913 - the parts of a run
     """The same run as `simulate`, one round at a time: the result so far after each round.
 
     Leave the loop to stop early; a run with `out` then writes its folder, from which it can go on. Without `out`, save
-    the last result: `r.save("runs/mine")`, then `out="runs", name="mine", resume=True`. Arguments are those of
-    `simulate`; by default there is no `progress` where neither a terminal nor a notebook shows it.
+    the last result after the loop: `r.save("runs/mine")`, then `out="runs", name="mine", resume=True`. Arguments are
+    those of `simulate`; by default there is no `progress` where neither a terminal nor a notebook shows it.
 
     >>> import fedcenters as fc
     >>> for r in fc.rounds(fc.FedAvg(local_steps=5), fleet=fc.fleets.digits(devices=3), rounds=5):

@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from emulator.run.holding import FolderInUse, hold_folder
 from emulator.run.load import open_devices
 from emulator.run.settings import RunSettings
 from emulator.run.summary import Record, refusal_reasons
-from emulator.simulation.checkpoint import Checkpoints, other_setting, read_checkpoint
+from emulator.simulation.checkpoint import Checkpoints, DamagedCheckpoint, other_setting, read_checkpoint
 
 DEADLINE_S = math.inf  # no device is late: the papers have no deadlines
 CHECKPOINT_EVERY = 5  # rounds: what a stopped run loses at most
@@ -126,7 +127,12 @@ def run_cells(
         try:
             with _hold_cell(job, place):
                 if read_finished(job, place) is None:  # another process may have ended it since
-                    _keep(job.path(place), measure_cell(job, place, loaded[key], asked, told, begin))
+                    measure = partial(measure_cell, job, place, loaded[key], asked, told, begin)
+                    try:
+                        found = measure()
+                    except DamagedCheckpoint:
+                        found = measure(resume=False)
+                    _keep(job.path(place), found)
                 shutil.rmtree(job.started(place), ignore_errors=True)
         except FolderInUse as wrong:
             reasons[job.name] = wrong.message  # its other seeds may be run here
@@ -148,15 +154,17 @@ def _hold_cell(job: CellRun, place: CellStorage) -> Iterator[None]:
                 started.rmdir()  # nothing is kept in it
 
 
-def measure_cell(
+def measure_cell(  # noqa: PLR0913 - what a run of a cell is made of
     job: CellRun,
     place: CellStorage,
     data: DataSet,
     metrics: Iterable[str],
     told: ProgressHandler,
     begin: PartHandler = _no_parts,
+    *,
+    resume: bool = True,
 ) -> CellResult:
-    """Run one cell to its end, from its checkpoint if it has one, and measure it."""
+    """Run one cell to its end, from its checkpoint if it has one and `resume` is set, and measure it."""
     cell, column = job.cell, job.cell.column
     begin(job, "preparing the devices and the model")
     strategy = make_method(cell.row.method, **cell.settings)
@@ -173,7 +181,7 @@ def measure_cell(
             devices,
             RunSettings(rounds=cell.rounds, deadline_s=DEADLINE_S, **facts),
             progress=lambda record: told(job, record),
-            checkpoints=checkpoints,
+            checkpoints=checkpoints if resume else replace(checkpoints, resume=False),
         )
         over = FinishedRun(strategy=strategy, result=result, devices=devices, split=split)
         values = {name: MEASURES[name].values(over) for name in metrics}
@@ -225,7 +233,7 @@ def _checkpoints(job: CellRun, place: CellStorage, strategy: Strategy) -> Checkp
     checkpoints = Checkpoints(folder=job.started(place), every=CHECKPOINT_EVERY, resume=True, lesson=lesson)
     try:
         found = read_checkpoint(checkpoints.folder)
-    except ConfigError:
+    except DamagedCheckpoint:
         return replace(checkpoints, resume=False)
     if found is None:
         return checkpoints

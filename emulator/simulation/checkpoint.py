@@ -33,6 +33,10 @@ OLD_BY = "by-user:least=2"  # what `fc.fleet(..., by=...)` was told as
 Slot = tuple[ClientId, str]
 
 
+class DamagedCheckpoint(ConfigError):
+    """A file of a checkpoint is damaged or missing."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
     """A run after round `round`. `network` is the virtual network; `lesson` has the options that decide results.
@@ -139,7 +143,7 @@ def checkpoint_records(place: Path) -> Iterator[RoundRecord]:
 
 
 def read_checkpoint(folder: Path) -> tuple[Path, Checkpoint] | None:
-    """The latest whole checkpoint and where it lies; None where there is none. Raises ConfigError for a broken one."""
+    """The latest whole checkpoint and where it lies; None where there is none. Raises DamagedCheckpoint."""
     place = next((p for p in (folder / CHECKPOINT_FOLDER, folder / f"{CHECKPOINT_FOLDER}.old") if p.is_dir()), None)
     if place is None:
         return None
@@ -151,12 +155,13 @@ def read_checkpoint(folder: Path) -> tuple[Path, Checkpoint] | None:
 
 @contextmanager
 def reading_checkpoint(place: Path) -> Iterator[None]:
-    """Raise ConfigError where a file of the checkpoint is damaged or missing."""
+    """Raise DamagedCheckpoint where a file of the checkpoint is damaged or missing."""
     try:
         yield
     except (OSError, ValueError, LookupError, TypeError, AttributeError, Malformed) as wrong:
         told = f"{place} cannot be read: {wrong or type(wrong).__name__}"
-        raise ConfigError(told, hint="delete that folder, or leave out --resume") from wrong
+        hint = "delete that folder: its run can then begin anew, and what is read of it are its centers"
+        raise DamagedCheckpoint(told, hint=hint) from wrong
 
 
 def save_models(folder: Path, name: str, models: Mapping[Slot, Flat]) -> None:

@@ -227,6 +227,29 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path, free_port: int) -> None
         assert process.wait(PATIENCE_S) == 128 + signal.SIGTERM
 
 
+def test_a_signal_while_it_writes_to_its_log_ends_it_in_order(tmp_path: Path, free_port: int) -> None:
+    """The handler wrote to the log, too, which Python refuses inside a write: a traceback and exit code 70."""
+    signalled = (
+        "import io, os, signal, sys\n"
+        "class Log(io.RawIOBase):\n"
+        "    sent = False\n"
+        "    def writable(self): return True\n"
+        "    def write(self, data):\n"
+        "        if b'bad has ended' in bytes(data) and not self.sent:\n"
+        "            self.sent = True\n"
+        "            signal.raise_signal(signal.SIGTERM)\n"
+        "        return os.write(2, data)\n"
+        "sys.stderr = io.TextIOWrapper(io.BufferedWriter(Log()))\n"
+    )
+    good = written(tmp_path, "good", f"embedded:{free_port}")
+    bad = written(tmp_path, "bad", f"embedded:{free_port}", **{"start-timeout-s": 0.1})
+    with started("serve", str(good), str(bad), code=signalled + START) as process:
+        _, told = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, "Traceback" in told) == (4, False), told
+    assert "stopping within 2 s" in told
+    assert read_status(tmp_path / "good")["phase"] == "stopped"
+
+
 def test_a_bug_ends_it_with_70_and_is_an_event_of_the_run_that_status_tells(tmp_path: Path, free_port: int) -> None:
     bug = "import coordinator.runtime.server as s; s.Server._gather = lambda *_: 1 / 0\n"
     config = written(tmp_path, "one", f"embedded:{free_port}")

@@ -130,14 +130,15 @@ test("a phone announces itself again to each connection of the coordinator that 
   assert.equal(births(), 3);
 });
 
-test("a browser that does not tell how much it lends is a device without that number", async (t) => {
+test("a phone tells its version, and how much its browser lends where that is known", async (t) => {
   const before = Object.getOwnPropertyDescriptor(globalThis, "navigator");
   t.after(() => (before ? Object.defineProperty(globalThis, "navigator", before) : delete globalThis.navigator));
   for (const [estimate, disk] of [[async () => ({ quota: 5000.7 }), 5000], [() => Promise.reject(new TypeError("not here")), undefined]]) {
     Object.defineProperty(globalThis, "navigator", { configurable: true, value: { storage: { estimate } } });
     const world = new World();
     const { leave } = await phone(world, new MemoryStore());
-    assert.equal(world.said.find((m) => m.k === "st").caps.disk, disk);
+    const { sw, caps } = world.said.find((m) => m.k === "st");
+    assert.deepEqual([sw, caps.disk], ["fedcenters-web web", disk]); // a coordinator serves the page in a folder of its version
     await leave();
   }
 });

@@ -17,11 +17,10 @@ import { Blobs, NoRoom } from "./store.js";
 import { isBefore, keyOf, sameKey, State } from "./state.js";
 import { Transport } from "../transport/mqtt.js";
 import { nackFields, RETRY_MS } from "./train_conditions.js";
+import { PAGE_VERSION } from "../join.js";
 import { findCenter } from "../nearest.js";
 import { DeviceSender } from "./sender.js";
 import { ENGINE, TaskRunner } from "./task_runner.js";
-
-const SOFTWARE = "fedcenters-web";
 
 /** One device. `join` is {federation, broker, keys}, `device` {id, username, password}; `local()` gives {train, test}, `trains()` how many samples train. */
 export class Client {
@@ -387,7 +386,7 @@ export class Client {
     if (caps.disk === undefined) delete caps.disk;
     caps.runtime = this.taskRunner.runtime;
     if (this.refused.length) caps.refused = this.refused;
-    this.sender.sendPresence("on", this.state.birth, { sw: SOFTWARE, caps });
+    this.sender.sendPresence("on", this.state.birth, { sw: `fedcenters-web ${PAGE_VERSION}`, caps });
   }
 
   /** Each connection is a birth, and its will carries the same number. */

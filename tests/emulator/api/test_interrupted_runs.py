@@ -176,12 +176,16 @@ def test_a_run_over_a_column_that_was_saved_before_columns_were_told_goes_on(tmp
     np.testing.assert_array_equal(again.run.state.centers, fc.simulate(**asked, rounds=3).run.state.centers)
 
 
-def test_a_loop_that_was_left_is_saved_and_goes_on(tmp_path: Path) -> None:
+def test_a_loop_that_was_left_is_saved_and_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     method, fleet = fc.FedAvg(local_steps=STEPS), digits(3)
     for result in fc.rounds(method, fleet=fleet, rounds=9):
         if len(result.history) == 2:
+            result.save(tmp_path / "inside")
             break
+    assert "inside has no checkpoint to go on from: save when the loop is left, or give out=" in caplog.text
+    caplog.clear()
     result.save(tmp_path / "mine")
+    assert "no checkpoint" not in caplog.text
     again = fc.simulate(method, fleet=fleet, rounds=3, out=tmp_path, name="mine", resume=True)
     whole = fc.simulate(method, fleet=fleet, rounds=3)
     np.testing.assert_array_equal(again.run.state.centers, whole.run.state.centers)
@@ -332,8 +336,9 @@ def test_damaged_models_of_devices_are_told_to_who_asks_for_them(tmp_path: Path)
         lambda: fc.load(tmp_path / "mine").predict(x, device="device-00"),
         lambda: fc.simulate(fc.Ditto(local_steps=1), **asked, rounds=2, resume=True),
     ):
-        with pytest.raises(ConfigError, match="checkpoint cannot be read: it is damaged"):
+        with pytest.raises(ConfigError, match="checkpoint cannot be read: it is damaged") as told:
             ask()
+        assert "resume" not in told.value.hint  # `load` and `predict` have no such argument
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "no space"), FedcentersError("a worker process ended")])

@@ -203,6 +203,23 @@ def test_a_cell_that_was_begun_with_another_default_begins_anew_and_one_without_
     assert rounds == heard
 
 
+def test_a_cell_whose_devices_models_are_damaged_begins_anew(tmp_path: Path) -> None:
+    """It was named as one that could not be run, at each start, and a cell with another damaged file began anew."""
+    cell, heard = plan.parse_plan("t", TOML.replace('"fedavg"', '"ditto"'), rounds=6).cells[0], list[int]()
+    job, place = CellRun(cell=cell, seed=0), CellStorage(data=None, out=tmp_path)
+
+    def stop(_: CellRun, record: Record) -> None:
+        if record["round"] == 6:
+            raise ProcessStopped
+
+    with pytest.raises(ProcessStopped):
+        run_cells([job], place, ["accuracy"], stop)
+    (models,) = job.started(place).rglob("own.npz")
+    models.write_bytes(models.read_bytes()[:-100])
+    assert run_cells([job], place, ["accuracy"], lambda _, record: heard.append(record["round"])) == {}
+    assert heard == [1, 2, 3, 4, 5, 6]
+
+
 def test_a_cell_that_was_run_with_another_default_is_not_finished(tmp_path: Path) -> None:
     job, place = CellRun(cell=plan.parse_plan("t", TOML).cells[0], seed=0), CellStorage(data=None, out=tmp_path)
     now = method_settings(make_method("fedavg", **job.cell.settings))
