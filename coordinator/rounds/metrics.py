@@ -235,6 +235,8 @@ def _errors(told: Mapping[ClientId, Array], n: Array) -> dict[str, Score]:
     found = {"squared_error": _score(devices, squared, n), "absolute_error": _score(devices, absolute, n)}
     error, spread = (bounded_losses(values, known_losses(values)) for values in (squared, variance))
     knows = known_losses(squared) & known_losses(variance) & (spread > 0)
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):  # one that is not finite is not known
+        knows &= known_losses(error / spread)
     if not knows.any():
         return found
     error, spread, n = error[knows], spread[knows], n[knows]

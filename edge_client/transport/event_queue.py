@@ -7,6 +7,7 @@ the bound is dropped, as if the broker had lost it: both sides say again what ha
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from queue import Empty, SimpleQueue
 
@@ -15,7 +16,7 @@ from edge_client.transport.base import Event, Message
 log = logging.getLogger(__name__)
 
 MAX_WAITING_BYTES = 256 << 20
-MESSAGE_BYTES = 1_024  # that an event counts beside its payload, so that empty messages fill it, too
+MESSAGE_BYTES = 1_024  # that an event counts beside its topic and payload, so that empty messages fill it, too
 
 
 class EventQueue:
@@ -53,4 +54,4 @@ class EventQueue:
 
 
 def _size(event: Event | None) -> int:
-    return MESSAGE_BYTES + (len(event.payload) if isinstance(event, Message) else 0)
+    return MESSAGE_BYTES + (sys.getsizeof(event.topic) + len(event.payload) if isinstance(event, Message) else 0)

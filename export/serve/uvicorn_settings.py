@@ -18,12 +18,15 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from export.serve.renewed_certificate import follow_renewals
 
 if TYPE_CHECKING:
-    _Http = H11Protocol
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+    _Http = HttpToolsProtocol
 else:
     _Http = object
 
 MAX_HEADER_BYTES = 16 << 10  # of h11
-MAX_UNASKED_BYTES = 256 << 10  # of a request's head, or of a body that was answered already; for every parser
+MAX_UNANSWERED_BYTES = 512 << 10  # between two answers; a request of ours is far smaller
+MAX_QUEUED = 16  # requests that wait for the answers before them
 MAX_WAITING_BYTES = 64 << 10  # of an answer, until its reader is waited for
 TIMEOUT_S = 20.0
 
@@ -31,13 +34,16 @@ TIMEOUT_S = 20.0
 class BoundedProtocol(_Http):
     """A connection that is aborted when `timeout_s` pass without a whole request head, or with an answer not read.
 
+    Also when more comes than is answered: httptools, unlike h11, keeps a head of any length, fields behind a body, and
+    any number of requests that come before the answer to the first one.
+
     It is mixed into uvicorn's protocols, which have the same attributes.
     """
 
     timeout_s = TIMEOUT_S
     _head_timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
-    _unasked_bytes = 0
+    _unanswered_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         transport.set_write_buffer_limits(MAX_WAITING_BYTES)  # under TLS it is 512 kB otherwise
@@ -45,12 +51,27 @@ class BoundedProtocol(_Http):
         self._await_request()
 
     def data_received(self, data: bytes) -> None:
+        self._unanswered_bytes += len(data)
         super().data_received(data)
-        self._unasked_bytes = 0 if self._is_answering() else self._unasked_bytes + len(data)
-        if self._unasked_bytes > MAX_UNASKED_BYTES:
+        if self._unanswered_bytes > MAX_UNANSWERED_BYTES:
             self.transport.abort()
 
+    def on_message_begin(self) -> None:
+        """A request begins, as httptools says. The error ends the connection."""
+        if len(self.pipeline) >= MAX_QUEUED:
+            raise ValueError(f"{MAX_QUEUED} requests wait for the answers before them")
+        super().on_message_begin()
+
+    def send_400_response(self, msg: str) -> None:
+        """What comes is no HTTP. An answer that has begun cannot become another one."""
+        if self._is_answering():
+            self.transport.abort()
+        else:
+            super().send_400_response(msg)
+
     def on_response_complete(self) -> None:
+        if not getattr(self, "pipeline", ()):
+            self._unanswered_bytes = 0
         self._await_request()  # first: a request that has come already begins in the call below
         super().on_response_complete()
 

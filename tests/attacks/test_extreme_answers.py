@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
 
+from coordinator.rounds.metrics import Scoring, make_report, other_scores
+from coordinator.rounds.round_record import round_record
 from coordinator.rounds.sample_weights import max_samples
 from coordinator.rounds.update_validation import ReplySpec, delta_base, validate_reply
 from edge_client.errors import Malformed
+from edge_client.protocol.codecs import check_scores
 from edge_client.protocol.task import ClientId, Fit, Probe, Reply, Task
 from tests.support.methods import CASES, MethodWorld, build, world
 from tests.support.softmax_program import CLASSES, grouped_fleet
@@ -70,3 +75,25 @@ def test_extreme_numbers_of_one_device_end_no_run_and_leave_all_numbers_finite(c
         assert np.isfinite(fleet.state.centers).all()
         assert all(np.isfinite(array).all() for array in fleet.state.extra.values() if array.dtype.kind == "f")
         assert report.loss.micro is None or np.isfinite(report.loss.micro)
+
+
+def test_a_device_that_alone_is_asked_for_a_test_ends_no_run() -> None:
+    """A variance next to nothing gave an r2 of -inf, which no record holds: the coordinator ended at each start."""
+    numbers = (0.0, 5e-324, 1e-300, 1.0, 9.9e29, 1e154, MOST)
+    scoring = Scoring(want=frozenset({"errors", "positions", "loss"}), signed=True, perplexity=True)
+    for three in product(numbers, repeat=3):
+        told, alone = np.array([three]), Reply(n=2**31, losses=np.array([-three[0]]))
+        for reply in (replace(alone, errors=told), replace(alone, positions=told)):
+            try:
+                check_scores(reply.errors, reply.positions, reply.n)
+            except Malformed:
+                continue
+            with np.errstate(all="ignore"):
+                labels = {} if reply.positions is None else {LIAR: (three[0], three[1])}
+                losses, samples = {LIAR: -three[0]}, {LIAR: reply.n}
+                report = make_report(
+                    {}, {LIAR: 0}, n_centers=1, losses=losses, counted_labels=labels, samples=samples, signed=True
+                )
+                report = replace(report, scores=other_scores({LIAR: reply}, scoring))
+            counted = {"bytes_down": 0, "bytes_up": 0, "seconds": 0.0}
+            json.dumps(round_record(report, run="r", method="fedavg", round=1, of=1, **counted), allow_nan=False)  # type: ignore[arg-type]  # each by its name
