@@ -51,9 +51,7 @@ STOP_TIMEOUT_S = 2.0  # after a signal; what takes longer is abandoned, and a re
 EventReporter = Callable[[Mapping[str, Any]], None]  # called with every event of metrics.jsonl
 
 
-def run_service(
-    paths: Sequence[Path], *, broker: str, insecure: bool, tell: EventReporter, dashboard: str = ""
-) -> None:
+def run_service(paths: Sequence[Path], *, broker: str, dashboard: str, insecure: bool, tell: EventReporter) -> None:
     """Serve the federations of these files until all are done, or a signal came. Raises the first failure.
 
     A signal ends the process: SIGTERM with 0, SIGINT with 130. `broker` replaces that of every file, `dashboard` that

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -102,18 +103,18 @@ def _compiled(model: Model, batch: int, engines: Sequence[str]) -> CompilerOutpu
     from coordinator.models.compiled import compiled_model
     from emulator.engines.cpu.own_losses import asked_alone
 
-    how: dict[str, Any] = {"batch": batch, "engines": engines}
+    compiled = partial(compiled_model, batch=batch, engines=engines)
     if model.own_loss is None:
-        return compiled_model(model, **how)
+        return compiled(model)
     try:
-        return compiled_model(model, **how)
+        return compiled(model)
     except ProgramRefused as wrong:
         refused = wrong
     with suppress(ProgramRefused):
-        made = compiled_model(replace(model, own_loss=asked_alone(model.own_loss)), **how)
+        made = compiled(replace(model, own_loss=asked_alone(model.own_loss)))
         if all(size == ANY for size in made.program.batch.values()):
             return made
-    made = compiled_model(replace(model, own_loss=None), **how)
+    made = compiled(replace(model, own_loss=None))
     said = "%s. The bundle's program has %s in its place, also for personal steps. To have your own: %s"
     log.warning(said, refused.message, model.loss, refused.hint)
     return made
@@ -207,18 +208,22 @@ def _cards(
     samples, labels = _training_counts(split)
     # None stands for the accuracies of what devices are served.
     alone: list[dict[str, Any]] | None = None if measured else [{}] * centers
-    told: dict[str, Any] = {
-        "method": method,
-        "rounds": last["round"],  # those that were done: a run may be stopped before its last
-        "samples": samples,
-        "served": last["per_device"],
-        "centers": last["centers"]["per_device"] if "centers" in last else alone,
-        "labels": labels,
-        "labels_of": "training samples",
-    }
     at = _center_of(split, last["assignment"], centers)
     known = bool(last["assignment"]) or centers == 1
-    return [center_facts(k, [c for c in sorted(at) if at[c] == k] if known else None, **told) for k in range(centers)]
+    return [
+        center_facts(
+            k,
+            [c for c in sorted(at) if at[c] == k] if known else None,
+            method=method,
+            rounds=last["round"],  # those that were done: a run may be stopped before its last
+            samples=samples,
+            served=last["per_device"],
+            centers=last["centers"]["per_device"] if "centers" in last else alone,
+            labels=labels,
+            labels_of="training samples",
+        )
+        for k in range(centers)
+    ]
 
 
 def _training_counts(split: FleetData) -> tuple[dict[ClientId, int], dict[ClientId, list[int]]]:

@@ -286,19 +286,23 @@ def serve(  # noqa: PLR0913 - one parameter per option
     from export.serve.server import ServeOptions, run_server
 
     show_progress("export.serve")
-    keys = [_public(path) for path in public_key or ()]
     here = bundle.absolute()  # "." has no name
-    where = {"bundle": bundle, "site": site or here.with_name(f"{here.name}.site"), "host": host, "port": port}
-    guard = {
-        "rate": rate,
-        "token": token,
-        "report_token": report_token,
-        "names": [_host_name(each) for each in name or ()],
-        "certificate": certificate,
-        "key": key,
-        "trusted": keys,
-    }
-    run_server(ServeOptions(**where, **guard, plan=RolloutPlan(share=canary, pairs=canary_pairs)))  # type: ignore[arg-type]  # each by its own name
+    run_server(
+        ServeOptions(
+            bundle=bundle,
+            site=site or here.with_name(f"{here.name}.site"),
+            host=host,
+            port=port,
+            plan=RolloutPlan(share=canary, pairs=canary_pairs),
+            rate=rate,
+            token=token,
+            report_token=report_token,
+            names=[_host_name(each) for each in name or ()],
+            certificate=certificate,
+            key=key,
+            trusted=[_public(path) for path in public_key or ()],
+        )
+    )
 
 
 def _listed(text: str) -> list[str]:
@@ -356,11 +360,7 @@ def _tell_rows(rows: Sequence[Mapping[str, Any]], bundle: Path, loss: float, *, 
         print(json.dumps({"bundle": str(bundle), "ok": all(r["ok"] for r in rows), "files": finite}))
     else:
         _print_rows(rows)
-    _refuse_failed([r for r in rows if not r["ok"]], loss)
-
-
-def _refuse_failed(failed: Sequence[Mapping[str, Any]], loss: float) -> None:
-    """Raise BeyondLimits for files that are beyond the limits; what to do differs for quantized ones."""
+    failed = [r for r in rows if not r["ok"]]
     if not failed:
         return
     named = first_of([f"{r['format']} of center {r['center']}" for r in failed], SHOWN_FILES)

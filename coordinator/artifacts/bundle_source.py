@@ -99,16 +99,21 @@ def run_cards(run: Path, name: str, members: Sequence[Sequence[ClientId] | None]
     last = last_round(run, name)
     with open_database(run) as db:
         samples = dict(db.execute("select cid, n from devices").fetchall())
-    facts: dict[str, Any] = {
-        "method": last["method"],
-        "rounds": last["round"],  # those that were done: a run may be stopped before its last
-        "samples": samples,
-        "served": last["per_device"],
-        "centers": None if "centers" not in last else last["centers"]["per_device"],
-        "labels": _labels(run, name, int(last["round"]), read_program(run)),
-        "labels_of": "held-out samples",
-    }
-    return [center_facts(k, devices, **facts) for k, devices in enumerate(members)]
+    labels = _labels(run, name, int(last["round"]), read_program(run))
+    return [
+        center_facts(
+            k,
+            devices,
+            method=last["method"],
+            rounds=last["round"],  # those that were done: a run may be stopped before its last
+            samples=samples,
+            served=last["per_device"],
+            centers=last["centers"]["per_device"] if "centers" in last else None,
+            labels=labels,
+            labels_of="held-out samples",
+        )
+        for k, devices in enumerate(members)
+    ]
 
 
 def last_test(run: Path, name: str, program: Program) -> tuple[dict[ClientId, float], int]:

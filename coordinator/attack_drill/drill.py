@@ -39,12 +39,7 @@ MIN_DEADLINE_S = 120.0  # an idle credit returns after 30 s
 Reporter = Callable[[Finding], None]
 
 
-def run_drill(
-    say: Reporter,
-    config: CoordinatorConfig | None = None,
-    *,
-    tell: Callable[[str], None] = lambda _: None,
-) -> list[Finding]:
+def run_drill(say: Reporter, config: CoordinatorConfig | None, *, tell: Callable[[str], None]) -> list[Finding]:
     """Play all attacks, one after another; each finding is also told at once, and by `tell` what takes long.
 
     Of `config` the copy has the model, the method of the served run, and the limits; without one, a tiny model and

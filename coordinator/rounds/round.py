@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import index
-from typing import Any
 
 import numpy as np
 
@@ -119,8 +118,10 @@ def run_round(  # noqa: PLR0913 - a round has these
         # What an evaluation sums are confusion matrices; where targets are no classes, each device would refuse it.
         asked = cohort if "confusion" in scoring.want and (after.centers != state.centers).any() else []
         return after, (yield from sealed_evaluation(strategy, after, fleet, asked, batch=batch, last=round == of))
-    facts: dict[str, Any] = {"batch": batch, "last": round == of, "scoring": scoring, "fleet": fleet}
-    return after, (yield from evaluate_round(strategy, after, schema, cohort, **facts))
+    report = yield from evaluate_round(
+        strategy, after, schema, cohort, batch=batch, last=round == of, scoring=scoring, fleet=fleet
+    )
+    return after, report
 
 
 def evaluate_round(  # noqa: PLR0913 - an evaluation has these
@@ -138,8 +139,9 @@ def evaluate_round(  # noqa: PLR0913 - an evaluation has these
 
     `fleet`: all devices, which the report counts on a single center where the method assigns none.
     """
-    asked: dict[str, Any] = {"batch": batch, "want": scoring.want, "own_loss": scoring.signed}
-    served = {c: serving_probe(strategy, after, c, **asked) for c in cohort}
+    served = {
+        c: serving_probe(strategy, after, c, batch=batch, want=scoring.want, own_loss=scoring.signed) for c in cohort
+    }
     asking = served if fleet is None else PartOfCohort(served, of=len(fleet))
     replies = {c: r for c, r in sorted((yield asking).items()) if isinstance(r, Reply)} if served else {}
     matrices = {c: r.confusion[0] for c, r in replies.items() if r.confusion is not None}

@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, TypeGuard, TypeVar
+from typing import TypeGuard, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -123,48 +123,49 @@ def what_is_seen(strategy: Strategy) -> SecureRecord | None:
 def sealed_round(strategy: LocalSgd, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
     """The exchanges of one round, and the state after it; the state itself where too few devices answered."""
     plan, first = plan_of(strategy, fleet), COUNTS_KEY not in state.extra
-    parts: dict[str, Any] = {"strategy": strategy, "plan": plan, "schema": schema, "fleet": fleet}
+    method = _SealedMethod(strategy=strategy, plan=plan, schema=schema, fleet=fleet)
     if first and plan.first == "groups":
-        starts, least = _SealedStarts(parts=parts, every=tuple(sorted(fleet))), strategy.server.least_members
-        moves = np.arange(schema.size) < schema.n_params
-        known: dict[str, Any] = {"least": least, "sorts": plan.sorts, "moves": moves}
-        state = yield from starts_by_loss(starts, state, fleet, rng, **known)
+        moves, least = np.arange(schema.size) < schema.n_params, strategy.server.least_members
+        state = yield from starts_by_loss(method, state, fleet, rng, least=least, sorts=plan.sorts, moves=moves)
         if COUNTS_KEY not in state.extra:
             return state
-    cohort = tuple(sample_cohort(fleet, strategy.fraction_train, rng))
-    run = _SealedRound(state=state, cohort=cohort, seeds=TaskSeeds.from_rng(rng), **parts)
-    how: dict[str, Any] = {}
+    run = method.round(state, sample_cohort(fleet, strategy.fraction_train, rng), TaskSeeds.from_rng(rng))
+    points = None
     if first and plan.first == "k-means" and len(state.centers) > 1:
         points = yield from run.centroids(rng)
         if points is None:
             return state
-        how = {"points": points}
-    after = yield from run.add(lambda c: run.task(c, **how))
+    after = yield from run.add(lambda c: replace(run.task(c), points=points))
     if plan.personal is not None:
         yield from run.personal_fits()
     return after
 
 
 @dataclass(frozen=True, kw_only=True)
-class _SealedStarts:
-    """The first centers from random groups (loss_starts.py), by sums.
+class _SealedMethod:
+    """A method on a fleet: its rounds, and the first centers from random groups (loss_starts.py), by sums.
 
-    Each device trains anew for each of these sums, in a slot of its own, so that no two of them contain one update.
+    For these each device trains anew for each sum, in a slot of its own, so that no two of them contain one update.
     """
 
-    parts: Mapping[str, Any]
-    every: tuple[ClientId, ...]
+    strategy: LocalSgd
+    plan: SumPlan
+    schema: Schema
+    fleet: Fleet
+
+    def round(self, state: State, cohort: Iterable[ClientId], seeds: TaskSeeds) -> _SealedRound:
+        return _SealedRound(**vars(self), state=state, cohort=tuple(cohort), seeds=seeds)
 
     def groups(self, wide: State, deal: Mapping[ClientId, int], seeds: TaskSeeds) -> Round:
-        return _SealedRound(state=wide, cohort=self.every, seeds=seeds, **self.parts).random_starts(deal)
+        return self.round(wide, sorted(self.fleet), seeds).random_starts(deal)
 
     def sort(self, wide: State, number: int, seeds: TaskSeeds) -> Round:
-        by_loss = {**self.parts, "plan": replace(self.parts["plan"], choose="loss", by_loss=0)}
-        run = _SealedRound(state=wide, cohort=self.every, seeds=seeds, **by_loss)
-        return run.add(partial(run.task, slot=f"start-{number}", start=wide.extra["start"]))
+        by_loss = replace(self, plan=replace(self.plan, choose="loss", by_loss=0))
+        run = by_loss.round(wide, sorted(self.fleet), seeds)
+        return run.add(lambda c: replace(run.task(c), slot=f"start-{number}", start=wide.extra["start"]))
 
     def points(self, centers: Array) -> Array:
-        compare = compared_columns(self.parts["schema"], self.parts["plan"].representation)
+        compare = compared_columns(self.schema, self.plan.representation)
         return np.concatenate([centers[:, start:end] for start, end in compare], axis=1)
 
 
@@ -181,9 +182,9 @@ class _SealedRound:
 
     strategy: LocalSgd
     plan: SumPlan
-    state: State
     schema: Schema
     fleet: Fleet
+    state: State
     cohort: tuple[ClientId, ...]
     seeds: TaskSeeds
 
@@ -196,29 +197,34 @@ class _SealedRound:
         length = max(float(np.linalg.norm(center)) for center in self.state.centers.astype(np.float64))
         return SumScale(bits=server.secure_bits, devices=len(self.cohort), clip=server.secure_clip * max(length, 1.0))
 
-    def task(self, who: ClientId, **how: Any) -> SummedFit:  # noqa: ANN401 - fields of the task
-        """What a device trains and adds."""
+    def task(self, who: ClientId) -> SummedFit:
+        """What a device trains, and its choice among all centers."""
         plan, state, k = self.plan, self.state, len(self.state.centers)
         common = state.extra.get("start", state.centers[0])
-        start: dict[str, Any] = {"start": OWN_MODEL, "init": common} if plan.own_start else {"start": common}
-        mu = plan.pulls.get(who, 0.0)
-        fit = self.strategy.fit(anchor=common, mu=mu, seed=self.seeds.of(who), **start)
-        given: dict[str, Any] = {
-            "stage": "choose",
-            "choose": "loss" if self._by_loss or self._is_new(who) else plan.choose,
-            "centers": state.centers,
-            "scale": self.scale,
-            "open": tuple(range(k)),
-            "share": self.share(who) if plan.weigh == "samples" else 1.0,
-            "compare": compared_columns(self.schema, plan.representation),
-            "hysteresis": plan.hysteresis,
-            "sigma": plan.sigma,
-            "repeats": plan.repeats,
-            "move": plan.move,
-            "refresh": self.refresh,
-        }
-        base = {name: getattr(fit, name) for name in type(fit).__dataclass_fields__}
-        return SummedFit(**(base | {"upload": False, "slot": plan.slot} | given | how))
+        fit = self.strategy.fit(
+            start=OWN_MODEL if plan.own_start else common,
+            init=common if plan.own_start else None,
+            anchor=common,
+            mu=plan.pulls.get(who, 0.0),
+            seed=self.seeds.of(who),
+            slot=plan.slot,
+            upload=False,
+        )
+        return SummedFit(
+            **vars(fit),
+            stage="choose",
+            choose="loss" if self._by_loss or self._is_new(who) else plan.choose,
+            centers=state.centers,
+            scale=self.scale,
+            open=tuple(range(k)),
+            share=self.share(who) if plan.weigh == "samples" else 1.0,
+            compare=compared_columns(self.schema, plan.representation),
+            hysteresis=plan.hysteresis,
+            sigma=plan.sigma,
+            repeats=plan.repeats,
+            move=plan.move,
+            refresh=self.refresh,
+        )
 
     def share(self, who: ClientId) -> float:
         """The samples of a device, which it told when it enrolled, over the most of the fleet."""
@@ -229,8 +235,11 @@ class _SealedRound:
 
         A fleet too small for so many groups has fewer; the centers without one are the common model.
         """
-        how = {"choose": "given", "slot": "start"}
-        after = yield from self.add(lambda c: self.task(c, **how, group=deal[c], share=self.share(c)), known=deal)
+
+        def task(who: ClientId) -> SummedFit:
+            return replace(self.task(who), choose="given", slot="start", group=deal[who], share=self.share(who))
+
+        after = yield from self.add(task, known=deal)
         return replace(after, assignment={})
 
     def add(self, task: Callable[[ClientId], SummedFit], known: Mapping[ClientId, int] | None = None) -> Round:
@@ -351,22 +360,21 @@ class _SealedRound:
     ) -> Asked[tuple[tuple[ClientId, ...], ClusterSums | None]]:
         """The devices that answered, and the sums of their points by cluster: first the counts, then the open ones."""
         least = self.strategy.server.least_members
-        how: dict[str, Any] = {"points": points, "dealt": dealt}
+        tasks = {c: replace(self.task(c), points=points, dealt=dealt) for c in cohort}
         every = np.ones(points.shape[:2], dtype=np.bool_)
-        counted = yield self._points_exchange(cohort, least, stage="count", points_open=every, **how)
+        counting = {c: replace(task, stage="count", points_open=every) for c, task in tasks.items()}
+        counted = yield SumByCenter(counting, least=least)
         if not isinstance(counted, SealedSums) or 0 not in counted.sums:
             return cohort, None
         counts = counted.sums[0].astype(np.int64).reshape(every.shape)
         enough: NDArray[np.bool_] = counts >= least
         cohort = tuple(counted.members[0])
         needed = max(least, len(cohort) - int(counts[enough].min() - least)) if enough.any() else len(cohort) + 1
-        summed = yield self._points_exchange(cohort, needed, stage="points", points_open=enough, **how)
+        adding = {c: replace(tasks[c], stage="points", points_open=enough) for c in cohort}
+        summed = yield SumByCenter(adding, least=needed)
         if not isinstance(summed, SealedSums) or 0 not in summed.sums:
             return cohort, None
         return tuple(summed.members[0]), cluster_sums(points.shape, summed.sums[0], self.scale)
-
-    def _points_exchange(self, cohort: tuple[ClientId, ...], least: int, **how: Any) -> SumByCenter:  # noqa: ANN401
-        return SumByCenter({c: self.task(c, **how) for c in cohort}, least=least)
 
     def personal_fits(self) -> Asked[None]:
         """The second fits, which stay on the devices; they begin at the center of the round's beginning."""

@@ -114,8 +114,10 @@ def recover(state: SecureSum, shown: Mapping[str, bytes]) -> Secrets:
         if next(_missing(state, revealed), None) is None:
             break
         reveal, near = RevealedShares.from_bytes(shown[cid]), state.active & set(state.graph[cid])
-        asked = {"survivors": near & state.uploaded, "dropped": near - state.uploaded}
-        if reveal.roster == state.roster and checked_reveal(reveal, state.context, cid, dealt=state.dealt, **asked):
+        survivors, dropped = near & state.uploaded, near - state.uploaded
+        if reveal.roster == state.roster and checked_reveal(
+            reveal, state.context, cid, dealt=state.dealt, survivors=survivors, dropped=dropped
+        ):
             revealed[cid] = reveal
         else:
             liars.add(cid)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any
 
 from coordinator.artifacts.signed_program import PROGRAM_FACT, CompiledProgram, prepare_program
 from coordinator.config import CoordinatorConfig
@@ -56,9 +55,15 @@ class ProgramOnDemand:
             status.working_on = part
             self.progress({"event": "compiling", "part": part})
 
-        more: dict[str, Any] = {"compute": self.session.run_beside} if self.beside else {}
-        facts: dict[str, Any] = {"trained": trained, "progress": tell, **more}
-        self.current = prepare_program(self.config, self.store, self.key, engines, **facts)
+        self.current = prepare_program(
+            self.config,
+            self.store,
+            self.key,
+            engines,
+            trained=trained,
+            progress=tell,
+            compute=self.session.run_beside if self.beside else lambda work: work(),
+        )
         status.working_on = ""
         self.on_ready()
         self.session.downloads.share(self.current.blobs())

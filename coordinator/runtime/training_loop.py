@@ -146,8 +146,16 @@ class RunTrainer:
         else:
             after, report, more = self._waiting_round(place, strategy, state, ask)
         seconds, down, up = (now - then for now, then in zip(self.meter(), before, strict=True))
-        numbers: dict[str, Any] = {"bytes_down": int(down), "bytes_up": int(up), "seconds": round(seconds, 3)}
-        record = round_record(report, run=run.name, method=run.method, round=number, of=run.rounds, **numbers)
+        record = round_record(
+            report,
+            run=run.name,
+            method=run.method,
+            round=number,
+            of=run.rounds,
+            bytes_down=int(down),
+            bytes_up=int(up),
+            seconds=round(seconds, 3),
+        )
         self._tell_more(record, run_id, number, strategy, after, more)
         self._put_round(run, run_id, number, after, record)
         return after

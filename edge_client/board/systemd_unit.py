@@ -72,7 +72,7 @@ WantedBy=multi-user.target
 """
 
 
-def service_unit(*, python: str, groups: Sequence[str] = (), home_is_read: bool = False) -> str:
+def service_unit(*, python: str, groups: Sequence[str], home_is_read: bool) -> str:
     """The service. `python` is the interpreter's path; `groups` are a profile's.
 
     `home_is_read`: the data lies under /home, which the service otherwise cannot see.

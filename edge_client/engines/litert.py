@@ -85,7 +85,7 @@ class LitertUpdate:
     what moved is copied back, from buffer to buffer.
     """
 
-    def __init__(self, interpreter: Any, function: Function, feeds: Tensors, rule: Rule | None = None) -> None:  # noqa: ANN401 - no types there
+    def __init__(self, interpreter: Any, function: Function, feeds: Tensors, rule: Rule | None) -> None:  # noqa: ANN401 - no types there
         self._interpreter, self._rule = interpreter, rule
         self._inputs, outputs = _places(interpreter, "step", function)
         moved, kept, self._fresh = ports_by_role(function)

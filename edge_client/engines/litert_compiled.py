@@ -88,7 +88,7 @@ class CompiledEngine:
 class CompiledUpdate:
     """See `LocalUpdate`."""
 
-    def __init__(self, opened: Signature, function: Function, feeds: Tensors, rule: Rule | None = None) -> None:
+    def __init__(self, opened: Signature, function: Function, feeds: Tensors, rule: Rule | None) -> None:
         self._opened, self._rule = opened, rule
         moved, kept, self._fresh = ports_by_role(function)
         self._moved = {port.name: port for port in moved}

@@ -216,8 +216,7 @@ class SiteCenterSource:
                 hint = f"set --engine to one of {', '.join(self.program.containers)}"
                 raise UsageError(f"the bundle has no {name} for {engine}", hint=hint)
             files[name] = self._site.file(self._generation, known[held[name].sha256])
-        settings: dict[str, Any] = {"threads": self._config.threads, "device": self._config.device}
-        opened = open_engine(engine, self.program, files, **settings)
+        opened = open_engine(engine, self.program, files, threads=self._config.threads, device=self._config.device)
         if training:
             require_golden(opened, self.program)
         return EngineLearner(opened, self.program)
@@ -262,13 +261,23 @@ def _visit(
     offer = SiteCenterSource(site, keys, config)
     require_fit(offer.program, local, labels=choice.labels)
     chosen = choose_center(offer, local.train, labels=choice.labels, by=choice.by)
-    told: dict[str, Any] = {"signed_by": offer.signed_by}
     if chosen.center is None:
-        return answers.no_center_answer(config.device_id, chosen, fetched=site.fetched, **told)
+        return answers.no_center_answer(config.device_id, chosen, fetched=site.fetched, signed_by=offer.signed_by)
     path, sha256 = offer.file(chosen.center, choice.file_format)
-    told |= {"file_format": choice.file_format, "sha256": sha256, "labels": choice.labels, "threads": config.threads}
-    told |= {"program": offer.program, "state": config.state, "fetched": site.fetched}
-    answer = answers.evaluate_center(config.device_id, chosen, path, local, **told)
+    answer = answers.evaluate_center(
+        config.device_id,
+        chosen,
+        path,
+        local,
+        file_format=choice.file_format,
+        sha256=sha256,
+        labels=choice.labels,
+        threads=config.threads,
+        program=offer.program,
+        state=config.state,
+        fetched=site.fetched,
+        signed_by=offer.signed_by,
+    )
     answer = replace(answer, class_names=local.class_names or offer.class_names)
     if choice.steps and choice.labels:
         kept = personalise_and_score(offer, chosen.center, answer.file, local, choice.steps, config)

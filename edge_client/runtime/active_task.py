@@ -150,8 +150,9 @@ class ActiveTask:
             residual=None if residual is None else residual_name(self.key.run, self.message.get("center"), schema),
             residual_sha256=None if residual is None else state.keep_residual(residual, schema),
         )
-        kept: dict[str, Any] = {"own": result.own, "posterior": result.posterior, "progress": result.progress}
-        state.store_result(stored, result.data, schema, **kept)
+        state.store_result(
+            stored, result.data, schema, own=result.own, posterior=result.posterior, progress=result.progress
+        )
 
     def refuse(self, wrong: Exception) -> tuple[str, str]:
         """Tell the coordinator why there is no result; -> the code and the detail of the `nack`."""

@@ -294,8 +294,8 @@ class DeviceState:
         try:
             raw = parse_json(self._file.read_bytes(), MAX_STATE_BYTES)
             owner = {name: raw[name] for name in self._owner}
-            beside: dict[str, Any] = {"epoch": raw.get("result_epoch", 0), "told": raw.get("result_told", False)}
-            result = None if raw["result"] is None else StoredResult.from_json(raw["result"], **beside)
+            epoch, told = raw.get("result_epoch", 0), raw.get("result_told", False)
+            result = None if raw["result"] is None else StoredResult.from_json(raw["result"], epoch=epoch, told=told)
         except FileNotFoundError:
             return {}, None
         except (Malformed, KeyError, TypeError) as wrong:

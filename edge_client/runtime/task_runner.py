@@ -120,8 +120,9 @@ class TaskRunner:
             paths = {sha256: self.blobs.verified(sha256) for sha256 in named}  # a damaged one must not be loaded
             files = program.containers[engine]
             here = {name: paths[file.sha256] for name, file in files.items() if file.sha256 in named}
-            settings = {"threads": self.config.threads, "device": self.config.device}
-            self._engines[named] = self.open_engine(engine, program, here, **settings)
+            self._engines[named] = self.open_engine(
+                engine, program, here, threads=self.config.threads, device=self.config.device
+            )
         return self._engines[named]
 
     def vector(self, manifest: Manifest, schema: Schema) -> Flat:

@@ -78,10 +78,18 @@ class MqttFederation:
 
     def _run(self, method: Strategy, *, rounds: int, seed: int, name: str, engine: str) -> Result:
         began = time.perf_counter()
-        options: dict[str, Any] = {"engine": engine, "broker": self.url, "out": self.out, "name": name}
-        settings = method_settings(method)
-        args = SimulateArgs(method=method_path(method), settings=settings, rounds=rounds, seed=seed, **options)
-        args = checked_options(args)
+        args = checked_options(
+            SimulateArgs(
+                method=method_path(method),
+                settings=method_settings(method),
+                rounds=rounds,
+                seed=seed,
+                engine=engine,
+                broker=self.url,
+                out=self.out,
+                name=name,
+            )
+        )
         own, progress = None, ConsoleProgress()
         if self.model is not None or self.loss is not None or not self.fleet.model:
             from emulator.api.models import own_model
@@ -102,9 +110,18 @@ class MqttFederation:
             run = SimulationResult(
                 records=records, real_seconds=seconds, state=state, schema=schema, virtual_seconds=sum(seconds)
             )
-            took = time.perf_counter() - began
-            facts: dict[str, Any] = {"method": method, "args": args, "split": split, "start": start, "own_model": own}
-            found.append(Result(run=run, seconds=took, folder=folder.absolute(), **facts))
+            found.append(
+                Result(
+                    method=method,
+                    args=args,
+                    run=run,
+                    split=split,
+                    start=start,
+                    own_model=own,
+                    seconds=time.perf_counter() - began,
+                    folder=folder.absolute(),
+                )
+            )
 
         # one at an address is asked again whether it answers
         mine = self._broker if self._broker is not None and self._broker.kind != "external" else None

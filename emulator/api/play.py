@@ -80,13 +80,14 @@ def play(  # noqa: PLR0913 - the parts of a run
     opened = cache(lambda: running.enter_context(ready()))  # a worker loads torch for it, and not this process
     parts = partial(_parts, lambda: opened()[0], marks)
     with running, _folder(args, table, parts, keep=keep, resume=resume, say=say) as (folder, temporary):
-        facts: dict[str, Any] = {
-            "every": args.checkpoint_every if keep or args.checkpoint_every == 0 else args.rounds,
-            "lesson": fingerprint(table),
-            "marks": marks,
-            "needed": keep,
-        }
-        checkpoints = Checkpoints(folder=folder, resume=resume, **facts)
+        checkpoints = Checkpoints(
+            folder=folder,
+            every=args.checkpoint_every if keep or args.checkpoint_every == 0 else args.rounds,
+            lesson=fingerprint(table),
+            resume=resume,
+            marks=marks,
+            needed=keep,
+        )
         if resume:
             _tell_where_it_goes_on(checkpoints, args.out / folder.name, args.rounds, say)
         with running, open_trackers(args.loggers, folder, table) as track:  # the devices end before the folder does

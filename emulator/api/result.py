@@ -375,8 +375,7 @@ class Result:
             return  # the parts are found by their names, and torch is not needed to write them
         from emulator.api.kept_model import keep_parts
 
-        facts: dict[str, Any] = {"named": named, "model": self.own_model, "schema": self.run.schema}
-        keep_parts(place, guide=lambda: self.guide, **facts)
+        keep_parts(place, guide=lambda: self.guide, named=named, model=self.own_model, schema=self.run.schema)
 
     def __repr__(self) -> str:
         rows = summary_rows(self.summary()) if len(self.run.records) else [("method", f"{self.method!r}, no round yet")]

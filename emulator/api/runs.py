@@ -263,8 +263,15 @@ def _rounds(  # noqa: PLR0913, PLR0917 - the parts of a run
         raise UsageError(told, hint='give the folder in which it is made: out="runs"')
     run = _resolved(method, rounds, seed, metrics, given)
     prepared = _prepared(fleet, model, loss, seed, summed_members(run.args.method))
-    whole: dict[str, Any] = {"resume": given["resume"], "keep": given["out"] is not None}
-    return outside_inference_mode(play)(run, fleet=fleet, model=prepared, say=bar.say, busy=bar.busy, **whole)
+    return outside_inference_mode(play)(
+        run,
+        fleet=fleet,
+        model=prepared,
+        resume=given["resume"],
+        say=bar.say,
+        busy=bar.busy,
+        keep=given["out"] is not None,
+    )
 
 
 def _prepared(

@@ -103,8 +103,9 @@ class Fleet(Mapping[ClientId, DeviceData]):
                 raise ConfigError("no device has enough samples", hint="give each at least two: to train and to test")
             self._cuts.clear()
             called = {name: value for value, name in self.given.items() if value != name}
-            names: dict[str, Any] = {"classes": self.classes, "columns": self.columns, "called": called}
-            self._cuts[seed] = replace(found, **names, pixels=self.pixels)
+            self._cuts[seed] = replace(
+                found, classes=self.classes, columns=self.columns, called=called, pixels=self.pixels
+            )
         return self._cuts[seed]
 
     def cut_for_run(self, seed: int) -> FleetData:

@@ -23,7 +23,7 @@ RECIPES: Mapping[str, Callable[[Model], Recipe]] = {
 }
 
 
-def make_recipe(name: str, model: Model, *, batch: int, folder: Path, processes: int = 1) -> tuple[str, Recipe]:
+def make_recipe(name: str, model: Model, *, batch: int, folder: Path, processes: int) -> tuple[str, Recipe]:
     """-> the engine's name and its recipe; "auto" measures the candidates and takes the fastest.
 
     The devices' own runtimes are compiled for batches of `batch` samples; their files lie in `folder`. `processes`: how

@@ -170,16 +170,18 @@ def measure_cell(  # noqa: PLR0913 - what a run of a cell is made of
     strategy = make_method(cell.row.method, **cell.settings)
     split = parse_scheme(column.partition).split(data, devices=column.devices, seed=job.seed)
     batch = batch_size(strategy)
-    facts: dict[str, Any] = {"seed": job.seed, "batch": batch}
     checkpoints = _checkpoints(job, place, strategy)
     model = summed_name(column.model, summed_members(cell.row.method))
-    with open_devices(model, split, **facts, engine=place.engine, workers=place.workers) as (devices, start):
+    with open_devices(model, split, seed=job.seed, batch=batch, engine=place.engine, workers=place.workers) as (
+        devices,
+        start,
+    ):
         begin(job, "the first round is running")
         result = run_simulation(
             strategy,
             start,
             devices,
-            RunSettings(rounds=cell.rounds, deadline_s=DEADLINE_S, **facts),
+            RunSettings(rounds=cell.rounds, seed=job.seed, batch=batch, deadline_s=DEADLINE_S),
             progress=lambda record: told(job, record),
             checkpoints=checkpoints if resume else replace(checkpoints, resume=False),
         )

@@ -219,8 +219,11 @@ def _images(run: RunFolder) -> PanelRow | str:
     if held is None:
         return "the devices hold no square images, or none has a center" if run.has_kept else NOT_KEPT_MESSAGE
     rows, columns = len(set(held.center.tolist())), int(np.bincount(held.center).max())
-    size = {"width": max(6.0, 0.75 * columns + 1.4), "height": max(2.0, 0.95 * rows + 0.6)}  # the title has room
-    return PanelRow(**size, panels=[lambda axes: image_grid.draw_images(axes, held)])
+    return PanelRow(
+        width=max(6.0, 0.75 * columns + 1.4),  # the title has room
+        height=max(2.0, 0.95 * rows + 0.6),
+        panels=[lambda axes: image_grid.draw_images(axes, held)],
+    )
 
 
 def _models(run: RunFolder, most: int) -> str:

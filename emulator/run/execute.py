@@ -205,21 +205,27 @@ def _without_rounds(
 def _play(live: LiveRun, settings: RunSettings, number: int) -> tuple[State, RoundReport]:
     """The state after round `number` and what its evaluation found."""
     strategy, schema, fleet, network = live.strategy, live.devices.program.schema, live.fleet, live.network
-    which: dict[str, Any] = {"round": number, "of": settings.rounds}
-    rng = round_rng(settings.seed, number)
+    rng, scoring = round_rng(settings.seed, number), scoring_of(live.devices.program)
     if live.asynchronous and not live.asynchronous.needs_round(live.state):
         state = live.asynchronous.play(live.state, number)
-        cohort, last = settings.evaluation.cohort(fleet, rng, **which), number == settings.rounds
-        facts: dict[str, Any] = {"batch": settings.batch, "last": last, "scoring": scoring_of(live.devices.program)}
-        exchanges = evaluate_round(strategy, state, schema, cohort, **facts)
-        return state, drive(exchanges, network.ask_beside)
+        cohort = settings.evaluation.cohort(fleet, rng, round=number, of=settings.rounds)
+        last = number == settings.rounds
+        test = evaluate_round(strategy, state, schema, cohort, batch=settings.batch, last=last, scoring=scoring)
+        return state, drive(test, network.ask_beside)
     asking, network.wanted = with_over_selection(strategy, settings.over_select, len(fleet))
-    evaluation: dict[str, Any] = {"batch": settings.batch, "evaluation": settings.evaluation}
-    evaluation["scoring"] = scoring_of(live.devices.program)
-    return drive(
-        run_round(asking, live.state, schema, fleet, rng, **evaluation, **which),
-        live.recorder.record_exchanges(network.ask, number, live.state),
+    exchanges = run_round(
+        asking,
+        live.state,
+        schema,
+        fleet,
+        rng,
+        batch=settings.batch,
+        evaluation=settings.evaluation,
+        scoring=scoring,
+        round=number,
+        of=settings.rounds,
     )
+    return drive(exchanges, live.recorder.record_exchanges(network.ask, number, live.state))
 
 
 def _run_round(live: LiveRun, settings: RunSettings, number: int) -> tuple[State, RoundRecord]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -121,8 +121,10 @@ class EmulatedDevices:
         for who, task in tasks.items():
             if isinstance(task, SummedProbe):
                 drawn = emulated_secret(zlib.crc32(who.encode()))  # the tasks of all devices have one seed
-                how: dict[str, Any] = {"own": partial(self._own, who), "drawn": drawn}
-                found[who] = _result_or_refusal(partial(evaluation_words, self.learner, task, self.local[who], **how))
+                own = partial(self._own, who)
+                found[who] = _result_or_refusal(
+                    partial(evaluation_words, self.learner, task, self.local[who], own=own, drawn=drawn)
+                )
             elif isinstance(task, Probe):
                 continue
             elif isinstance(mine := _result_or_refusal(partial(self._job, who, task)), TrainingJob):

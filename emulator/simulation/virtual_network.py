@@ -108,8 +108,14 @@ class VirtualNetwork:
         if strange := sorted(str(who) for who in exchange if who not in self._samples):
             hint = f"ask devices of `fleet`, which `round` receives, as {min(self._samples)!r}"
             raise UsageError(f"the method asks {strange[0]!r}, which is no device of this run", hint=hint)
-        how: dict[str, Any] = {"goal": goal_of(exchange, self.wanted), "beside": beside_fits(exchange)}
-        rules = OpenExchange(asked=exchange, quorum=1, now_s=self.now_s, deadline_s=self._deadline_s, **how)
+        rules = OpenExchange(
+            asked=exchange,
+            quorum=1,
+            now_s=self.now_s,
+            deadline_s=self._deadline_s,
+            goal=goal_of(exchange, self.wanted),
+            beside=beside_fits(exchange),
+        )
         replies = _VirtualExchange(self, exchange, rules, next(self._number)).until_closed()
         self.asked, self.answered = self.asked + len(exchange), self.answered + len(replies)
         found = learned(exchange, replies)

@@ -65,8 +65,15 @@ class Testbed:
 
     def write_device(self, folder: str, cid: str, local: DeviceData, *, engine: str) -> testbed_files.DeviceFiles:
         """A device's own folder in `work`/`folder`."""
-        facts = {"broker": self.broker.url, "key": self.key, "federation": self.federation}
-        return testbed_files.write_device(self.work / folder, cid, local, engine=engine, **facts)
+        return testbed_files.write_device(
+            self.work / folder,
+            cid,
+            local,
+            engine=engine,
+            broker=self.broker.url,
+            key=self.key,
+            federation=self.federation,
+        )
 
     def start_devices(self, fleet: Mapping[str, DeviceData], engine_of: Callable[[int], str]) -> list[ChildProcess]:
         """One process per engine: where ONNX Runtime trains, torch is never loaded."""
@@ -157,10 +164,18 @@ def run_testbed(
                             else broker
                         )
                     name = _federation(federation, folder.name, started)
-                    facts: dict[str, Any] = {"folder": folder, "work": work, "progress": progress, "federation": name}
                     broker_name = "the broker" if started.kind == "external" else started.kind
                     progress.say(f"{broker_name} listens at {started.url}; the run is kept in {folder}")
-                    result = play(Testbed(broker=started, children=children, **facts))
+                    result = play(
+                        Testbed(
+                            folder=folder,
+                            work=work,
+                            broker=started,
+                            children=children,
+                            progress=progress,
+                            federation=name,
+                        )
+                    )
                 except KeyboardInterrupt:
                     progress.say("interrupted: stopping what was started")
                     raise

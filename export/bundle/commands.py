@@ -161,7 +161,7 @@ def write_run_bundle(
     out: Path,
     options: BundleOptions,
     *,
-    samples: int = MAX_COMPARED_SAMPLES,
+    samples: int,
     sign: Signer | None = None,
 ) -> BundleManifest:
     """A bundle of a run's centers, its accuracies on all held-out samples, with `samples` of them in it."""

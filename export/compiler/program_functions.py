@@ -248,7 +248,7 @@ def infer_graph(source: TraceSource) -> Graph:
 GRAPHS = {"step": step_graph, "evaluate": evaluate_graph, "infer": infer_graph}
 
 
-def flat_graph(source: TraceSource, function: str, transform: Callable[[Graph], Graph] = lambda inner: inner) -> Graph:
+def flat_graph(source: TraceSource, function: str, transform: Callable[[Graph], Graph]) -> Graph:
     """One of GRAPHS, its random operators fed from the port "noise". `transform` (torch.func's) applies inside that."""
     inner = transform(GRAPHS[function](source))
     names = [p.name for p in function_ports(source, function).inputs]

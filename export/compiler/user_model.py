@@ -20,7 +20,7 @@ from export.plugins import describe_error, import_path
 Arguments = Mapping[str, Any] | Sequence[Any]  # by name, or in order
 
 
-def load_model(path: str, arguments: Arguments = (), *, seed: int = 0, recorded: bool = False) -> nn.Module:
+def load_model(path: str, arguments: Arguments, *, seed: int, recorded: bool = False) -> nn.Module:
     """Import, call, check. The same seed gives the same weights; torch's global generator keeps its state.
 
     `path` may also name a module that exists already, which then takes no arguments. `recorded`: path and arguments

@@ -291,7 +291,7 @@ def test_samples_for_the_bundle_that_cannot_be_read_are_told_before_the_first_ro
     (tmp_path / "reference.npz").write_bytes(b"PK\x05\x06" + bytes(18))  # an archive of no files
     path = written(tmp_path, "home", "embedded", formats=["onnx"], reference="reference.npz")
     with pytest.raises(ConfigError, match=r"reference\.npz lacks the array 'x'"):
-        run_service([path], broker="", insecure=True, tell=lambda _: None)
+        run_service([path], broker="", dashboard="", insecure=True, tell=lambda _: None)
 
 
 def test_two_federations_of_one_process_need_a_name_and_a_folder_each(tmp_path: Path) -> None:

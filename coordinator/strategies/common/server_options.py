@@ -121,8 +121,16 @@ class ServerOptions(MethodValue):
         centers without a key.
         """
         if self.privacy_noise:
-            how = {"clip": self.privacy_clip, "noise": self.privacy_noise, "step": step}
-            return release_centers(centers, updates.rows, R * (a != 0)[:, None], secret=self.secret, align=align, **how)
+            return release_centers(
+                centers,
+                updates.rows,
+                R * (a != 0)[:, None],
+                secret=self.secret,
+                clip=self.privacy_clip,
+                noise=self.privacy_noise,
+                step=step,
+                align=align,
+            )
         return aggregate(
             centers,
             updates.rows,

@@ -44,7 +44,7 @@ BATCH = 1_000  # rows of a Hugging Face data set that are decoded at once
 LONG = 5_000  # samples that take long enough to show how far the reading is
 
 
-def read_columns(data: Any, *, x: Any = None, y: Column = None, by: Any = None) -> Columns:
+def read_columns(data: Any, *, x: Any, y: Column, by: Any = None) -> Columns:
     """Read what a user has. `x`, `y`, `by` name columns; `by` may be an array [n]. Raises UsageError, ConfigError."""
     named = by if isinstance(by, (str, int)) else None
     found = _reader(data)(data, x, y, named)

@@ -91,8 +91,15 @@ class MultiCenter(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sciki
         devices_data = fleet({k: DeviceData(train=of, test=of) for k, of in enumerate(samples)})
         self._names = [devices_data.name(k) for k in range(len(samples))]
         method = FeSEM(min(self.centers, len(self.devices_))) if self.method is None else self.method
-        options: dict[str, Any] = {"rounds": self.rounds, "seed": seed, "evaluate_every": self.rounds}
-        self.result_ = simulate(method, fleet=devices_data, model=self.model, progress=False, **options)
+        self.result_ = simulate(
+            method,
+            fleet=devices_data,
+            model=self.model,
+            rounds=self.rounds,
+            seed=seed,
+            progress=False,
+            evaluate_every=self.rounds,
+        )
         self.labels_ = np.array([self.result_.assignments.get(name, -1) for name in self._names])
         return self
 

@@ -84,8 +84,8 @@ def check_answers(
     samples: Tensor,
     expected: tuple[int, ...] | None,
     *,
-    parts: Parts = (),
-    example: Example | None = None,
+    parts: Parts,
+    example: Example | None,
 ) -> tuple[int, ...]:
     """Check that a module takes batches of samples and gives one finite output for each. Returns its shape.
 
