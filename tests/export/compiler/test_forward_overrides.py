@@ -175,7 +175,7 @@ def test_a_step_of_a_sparse_table_and_of_a_mean_without_nan_is_torchs() -> None:
     assert step_difference(OfWords(), (5,)) < 1e-12
 
 
-class Masked(nn.Linear):
+class MaskedProbabilities(nn.Linear):
     """Masks as forward often makes them, and a probability's logarithm."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -189,7 +189,7 @@ class Masked(nn.Linear):
 
 @pytest.mark.parametrize("function", ["infer", "step"])
 def test_masks_that_are_written_into_and_the_logarithm_of_a_probability_are_torchs(function: str) -> None:
-    assert step_difference(Masked(5, 3), (5,), function) < 1e-12
+    assert step_difference(MaskedProbabilities(5, 3), (5,), function) < 1e-12
 
 
 def test_bags_that_divide_gradients_by_how_often_a_word_occurs_are_refused() -> None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from export.containers.write_onnx import run_onnx, to_onnx
 
 
-class Bounded(nn.Module):
+class NearNothing(nn.Module):
     """[batch, 4] -> [batch, 4] with bounds against a division by 0, and factors near 1."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -19,6 +19,6 @@ class Bounded(nn.Module):
 
 def test_small_bounds_and_factors_near_one_are_kept() -> None:
     x = torch.cat([torch.zeros(1, 4, dtype=torch.float64), torch.rand(2, 4, dtype=torch.float64)])
-    file = to_onnx(torch.export.export(Bounded(), (x,)), ["x"], ["out"])
+    file = to_onnx(torch.export.export(NearNothing(), (x,)), ["x"], ["out"])
     (out,) = run_onnx(file, {"x": x.numpy()})
-    np.testing.assert_allclose(out, Bounded()(x).numpy(), rtol=1e-14)
+    np.testing.assert_allclose(out, NearNothing()(x).numpy(), rtol=1e-14)
