@@ -1,8 +1,12 @@
-"""Functions that few runtimes have: inverse trigonometric and hyperbolic ones, the gamma function's logarithm.
+"""Functions that few runtimes have: inverse trigonometric and hyperbolic ones, erfcx, the gamma function's logarithm.
 
 asin(s) = s + s R(s²) up to s = 1/2, with the rational R of fdlibm (Sun Microsystems, 1993), whose error is below one
 rounding of float64. Beyond it asin(x) = pi/2 - 2 asin(sqrt((1 - x) / 2)). Inverse hyperbolic functions are those of
 fdlibm, too: logarithms of 1 plus a number, which near 0 keep all digits.
+
+erfcx(x) = exp(x²) erfc(x), of which torch makes log_ndtr and its gradient, has the rationals of Cody 1969 (Rational
+Chebyshev approximations for the error function, Mathematics of Computation 23), whose error is below two roundings of
+float64: one up to 4, one in 1/x² beyond. Below 0.46875 it is exp(x²) (1 - erf(x)).
 
 Gamma has Stirling's series from 8 on, whose error there is below one rounding of float64:
 
@@ -18,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
-from math import inf, log, pi
+from math import inf, log, pi, sqrt
 from typing import Any
 
 import torch
@@ -34,6 +38,28 @@ NUMERATOR = (
 DENOMINATOR = (
     *(1.0, -2.40339491173441421878e00, 2.02094576023350569471e00),
     *(-6.88283971605453293030e-01, 7.70381505559019352791e-02),
+)
+UP_TO_4 = (  # the numerator in x, and the denominator
+    (
+        *(1.23033935479799725272e03, 2.05107837782607146532e03, 1.71204761263407058314e03, 8.81952221241769090411e02),
+        *(2.98635138197400131132e02, 6.61191906371416294775e01, 8.88314979438837594118e00, 5.64188496988670089180e-01),
+        2.15311535474403846343e-08,
+    ),
+    (
+        *(1.23033935480374942043e03, 3.43936767414372163696e03, 4.36261909014324715820e03, 3.29079923573345962678e03),
+        *(1.62138957456669018874e03, 5.37181101862009857509e02, 1.17693950891312499305e02, 1.57449261107098347253e01),
+        1.0,
+    ),
+)
+BEYOND_4 = (  # in 1/x²
+    (
+        *(6.58749161529837803157e-04, 1.60837851487422766278e-02, 1.25781726111229246204e-01),
+        *(3.60344899949804439429e-01, 3.05326634961232344035e-01, 1.63153871373020978498e-02),
+    ),
+    (
+        *(2.33520497626869185443e-03, 6.05183413124413191178e-02, 5.27905102951428412248e-01),
+        *(1.87295284992346047209e00, 2.56852019228982242072e00, 1.0),
+    ),
 )
 SHIFT = 8
 BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617 / 510)  # B_2, B_4, ...
@@ -115,6 +141,23 @@ def polynomial(factors: Sequence[float], x: Tensor) -> Tensor:
     return reduce(lambda value, factor: value * x + factor, rest, torch.full_like(x, highest))
 
 
+def erfcx(x: Tensor) -> Tensor:
+    """exp(x²) erfc(x); infinite where exp(x²) is, far below 0."""
+    x = _float(x)
+    size = torch.abs(x)
+    near, far = size < 0.46875, size > 4  # noqa: PLR2004 - see above
+    middle = torch.where(far, torch.ones_like(x), size)
+    inverse = torch.reciprocal(torch.where(far, size, torch.ones_like(x)))
+    square = inverse * inverse
+    rest = square * polynomial(BEYOND_4[0], square) / polynomial(BEYOND_4[1], square)
+    found = torch.where(
+        far, inverse * (1 / sqrt(pi) - rest), polynomial(UP_TO_4[0], middle) / polynomial(UP_TO_4[1], middle)
+    )
+    grown = torch.exp(x * x)
+    return torch.where(near, grown * (1 - torch.erf(x)), torch.where(x < 0, 2 * grown - found, found))
+
+
+ERROR_DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = {aten.special_erfcx.default: erfcx}
 ANGLE_DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = {
     aten.asin.default: asin,
     aten.acos.default: acos,

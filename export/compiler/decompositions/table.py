@@ -42,6 +42,7 @@ from export.compiler.decompositions.picks import PICK_DECOMPOSITIONS as PICKS
 from export.compiler.decompositions.picks import bucketize
 from export.compiler.decompositions.pools import POOL_DECOMPOSITIONS as POOLS
 from export.compiler.decompositions.special_functions import ANGLE_DECOMPOSITIONS as ANGLES
+from export.compiler.decompositions.special_functions import ERROR_DECOMPOSITIONS as ERRORS
 from export.compiler.decompositions.special_functions import GAMMA_DECOMPOSITIONS as GAMMAS
 from export.compiler.decompositions.supported_ops import TORCH_ALONE, UnsupportedOperator
 
@@ -292,6 +293,7 @@ def trilinear(  # noqa: PLR0913, PLR0917 - torch's own signature
 OWN_DECOMPOSITIONS: Mapping[Any, Decomposition] = {
     **ANGLES,
     **AXES,
+    **ERRORS,
     **GAMMAS,
     **PICKS,
     **POOLS,

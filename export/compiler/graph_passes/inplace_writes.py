@@ -26,6 +26,7 @@ PARTS: Mapping[str, OpOverload] = {  # views of some values -> what puts new one
 }
 MAY_COPY = ("reshape", "reshape_as", "flatten")  # views of what is contiguous
 SHAPES = (*MAY_COPY, "view", "unflatten", "unsqueeze", "squeeze", "alias", "detach")
+AUGMENTED = {"__iand__": "bitwise_and_", "__ior__": "bitwise_or_", "__ixor__": "bitwise_xor_"}  # `mask &= other`
 NO_INVERSE = ("", "expand", "expand_as", "split", "chunk", "unbind", "split_with_sizes")
 VIEWS = (*PARTS, *SHAPES, *NO_INVERSE, "permute", "transpose", "t")
 
@@ -133,7 +134,7 @@ def _plain_operator(node: Node) -> Any:  # noqa: ANN401 - an operator of torch
     """The operator that gives a new tensor instead of writing into its first argument; None where there is none."""
     if node.op != "call_function" or not isinstance(node.target, OpOverload):
         return None
-    name = _name(node.target)
+    name = AUGMENTED.get(_name(node.target), _name(node.target))
     if not name.endswith("_") or name.endswith("__") or not node.args or not isinstance(node.args[0], Node):
         return None
     kinds = [value.dtype for arg in node.all_input_nodes if isinstance(value := arg.meta.get("val"), torch.Tensor)]

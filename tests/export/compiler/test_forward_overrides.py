@@ -31,13 +31,13 @@ NETWORKS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def step_difference(module: nn.Module, shape: tuple[int, ...]) -> float:
-    """How far a traced step in float64 of another batch size is from torch's."""
+def step_difference(module: nn.Module, shape: tuple[int, ...], function: str = "step") -> float:
+    """How far a traced step, or another function, in float64 of another batch size is from torch's."""
     source = make_source(module, input=shape, loss="squared-error", dtype="float64")
-    graph = trace_function(ForwardPasses(source), "step", batch=4, dynamic=True)
-    given = example_inputs(source, "step", 3)
+    graph = trace_function(ForwardPasses(source), function, batch=4, dynamic=True)
+    given = example_inputs(source, function, 3)
     found = [value.detach().numpy() for value in graph(*given)]
-    return max(output_differences(found, torch_outputs(source, "step", given)))
+    return max(output_differences(found, torch_outputs(source, function, given)))
 
 
 @pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)
@@ -71,6 +71,9 @@ RULES: dict[str, Callable[[Tensor], Tensor]] = {
     "an average of volumes with no strides": lambda x: F.avg_pool3d(x, 2, []),
     "dropout by torch's own name of its switch": lambda x: torch.dropout(x, p=0.5, train=False),
     "a similarity by torch's own names": lambda x: F.cosine_similarity(x1=x, x2=x + 1, dim=-1),
+    "how close two numbers are": lambda x: (
+        x * (x * 1e9).isclose(x * 1e9 + 1e3, 1e-6, 0.1) + x * torch.isclose(x, x.frac().log(), equal_nan=True)
+    ),
     "means without NaN": lambda x: torch.where(x > 0, x, torch.nan).nanmean((1, -1)),
     "a bag with weights": lambda x: F.embedding_bag(
         BAGS, x[0, 0, :5], mode="sum", per_sample_weights=x[0, 1, :3, :4], padding_idx=2
@@ -170,6 +173,23 @@ class OfWords(nn.Module):
 
 def test_a_step_of_a_sparse_table_and_of_a_mean_without_nan_is_torchs() -> None:
     assert step_difference(OfWords(), (5,)) < 1e-12
+
+
+class MaskedProbabilities(nn.Linear):
+    """Masks as forward often makes them, and a probability's logarithm."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = super().forward(x)
+        mask = h > -1
+        mask &= h < 1
+        mask |= torch.isclose(h.round(), h, atol=0.2)
+        mask ^= h.isclose(h.detach().flip(1), 1.0)
+        return torch.special.log_ndtr(4 * h * mask)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("function", ["infer", "step"])
+def test_masks_that_are_written_into_and_the_logarithm_of_a_probability_are_torchs(function: str) -> None:
+    assert step_difference(MaskedProbabilities(5, 3), (5,), function) < 1e-12
 
 
 def test_bags_that_divide_gradients_by_how_often_a_word_occurs_are_refused() -> None:

@@ -123,6 +123,14 @@ def _a_mask_takes_numbers(x: Tensor) -> Tensor:
     return (x > 0).logical_and_(x - 1)
 
 
+def _masks_are_combined(x: Tensor) -> Tensor:
+    mask = x > -1
+    mask &= x < 1
+    mask |= x > 2
+    mask ^= x < 0
+    return x * mask
+
+
 def writes(module: torch.fx.GraphModule) -> int:
     targets = [str(node.target).split(".") for node in module.graph.nodes if node.op == "call_function"]
     return sum(target[0] == "aten" and target[1].endswith("_") for target in targets)
@@ -140,6 +148,7 @@ def writes(module: torch.fx.GraphModule) -> int:
         (_a_view_of_a_view_is_written, 0),
         (_raised_to_a_power, 0),
         (_filled_where_a_mask_is_true, 0),
+        (_masks_are_combined, 0),
         (_a_mask_is_copied_into_numbers, 1),
         (_a_mask_takes_numbers, 1),
         (_a_copy_is_no_view, 1),
