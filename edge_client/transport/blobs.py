@@ -34,7 +34,7 @@ MAX_DISK_SHARE = 0.9  # of the free disk; a full disk stops other programs, too
 def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:
     """Replace a file so that after a power cut it holds either its old bytes or the new ones.
 
-    No other user can read a `private` one, whatever the umask.
+    No other user can read a `private` one, whatever the umask. One process at a time writes a file: it holds a lock.
     """
     beside = path.with_name(path.name + ".tmp")
     try:
