@@ -307,8 +307,9 @@ def open_store(config: CoordinatorConfig) -> Store:
             write_atomically(config.folder / "config.toml", "\n".join(parts).encode())
         except OSError as wrong:
             told = f"cannot write to {config.folder}: {wrong.strerror}"
-            if wrong.errno in {errno.ENOSPC, errno.EDQUOT}:  # no ConfigError: a service manager starts it again
-                raise FedcentersError(told, hint="free disk space, or choose another `folder`") from wrong
+            if wrong.errno in {errno.ENOSPC, errno.EDQUOT, errno.EIO}:  # no ConfigError: a service manager tries again
+                failing = " look at dmesg whether the disk fails," if wrong.errno == errno.EIO else ""
+                raise FedcentersError(told, hint=f"free disk space,{failing} or choose another `folder`") from wrong
             hint = "choose another `folder`"
             if wrong.errno in {errno.EACCES, errno.EPERM}:  # as of a folder that root copied here
                 hint = f"give all of it to this user (as root: chown -R USER {config.folder}), or {hint}"

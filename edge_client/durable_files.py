@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 
@@ -23,3 +25,13 @@ def sync_folder(path: Path) -> None:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def read_disk(read: Callable[..., bytes], *size: int) -> bytes:
+    """What `read` gives; nothing of a bad sector: a check finds the damage."""
+    try:
+        return read(*size)
+    except OSError as wrong:
+        if wrong.errno != errno.EIO:
+            raise
+        return b""

@@ -44,10 +44,9 @@ _OS_HINTS = {  # by errno
     errno.ENOENT: "make the folder, or correct the path",
     errno.ENOTDIR: "a part of the path is a file: name a folder",
     errno.EISDIR: "that is a folder: name a file",
-    errno.ENOSPC: "free disk space",
-    errno.EDQUOT: "free disk space",
-    errno.EACCES: "check the rights of the file and its folder",
-    errno.EPERM: "check the rights of the file and its folder",
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free disk space"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "check the rights of the file and its folder"),
+    errno.EIO: "the disk may fail: look at dmesg",
     errno.EROFS: "that disk is read-only: name a folder of another one",
     errno.EMFILE: "raise the limit of open files: ulimit -n 4096",
 }

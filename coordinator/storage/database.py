@@ -27,7 +27,7 @@ UPGRADES = dict.fromkeys(("1", "2", "3", "4"), _CLEAR_TASK_HASHES)
 _RESTORE = "restore the folder from a backup, or use another folder to begin anew"
 _DISK_ERRORS = {  # parts of SQLite's messages, and what they mean
     "is full": errno.ENOSPC,
-    "disk I/O error": errno.ENOSPC,
+    "disk I/O error": errno.EIO,
     "unable to open database file": errno.EACCES,  # or a folder that is gone
     "readonly database": errno.EACCES,
 }

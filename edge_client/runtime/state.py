@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from edge_client.durable_files import read_disk
 from edge_client.errors import ConfigError, Malformed
 from edge_client.protocol import codecs, tensors
 from edge_client.protocol.blocks import Manifest
@@ -292,7 +293,7 @@ class DeviceState:
 
     def _load(self) -> tuple[dict[str, Any], StoredResult | None]:
         try:
-            raw = parse_json(self._file.read_bytes(), MAX_STATE_BYTES)
+            raw = parse_json(read_disk(self._file.read_bytes), MAX_STATE_BYTES)
             owner = {name: raw[name] for name in self._owner}
             epoch, told = raw.get("result_epoch", 0), raw.get("result_told", False)
             result = None if raw["result"] is None else StoredResult.from_json(raw["result"], epoch=epoch, told=told)
@@ -352,7 +353,7 @@ class DeviceState:
 
     def _read_birth(self) -> int:
         try:
-            return int(self._births.read_text(encoding="ascii")) % U32_RANGE
+            return int(read_disk(self._births.read_bytes)) % U32_RANGE
         except (FileNotFoundError, ValueError):
             return 0
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from edge_client.durable_files import sync_folder
+from edge_client.durable_files import read_disk, sync_folder
 from edge_client.errors import Malformed
 from edge_client.protocol.blocks import Bitmap, Manifest, body_range
 from edge_client.protocol.topics import check_sha256
@@ -130,11 +130,11 @@ class BlobFolder:
         folder without a budget keeps it in quarantine/, because a part of it may be all that is left.
         """
         try:
-            data = self.path(sha256).read_bytes()
+            data = read_disk(self.path(sha256).read_bytes)
         except FileNotFoundError as missing:
             raise Malformed("unknown_blob", f"no blob {sha256}") from missing
         if hashlib.sha256(data).hexdigest() != sha256:
-            raise Malformed("bad_hash", f"blob {sha256} was damaged on disk{self._set_aside(sha256)}")
+            raise self._damaged(sha256)
         return data
 
     def verified(self, sha256: str) -> Path:
@@ -142,12 +142,12 @@ class BlobFolder:
         path, digest = self.path(sha256), hashlib.sha256()
         try:
             with path.open("rb") as file:
-                while chunk := file.read(CHUNK_BYTES):
+                while chunk := read_disk(file.read, CHUNK_BYTES):
                     digest.update(chunk)
         except FileNotFoundError as missing:
             raise Malformed("unknown_blob", f"no blob {sha256}") from missing
         if digest.hexdigest() != sha256:
-            raise Malformed("bad_hash", f"blob {sha256} was damaged on disk{self._set_aside(sha256)}")
+            raise self._damaged(sha256)
         return path
 
     def put(self, data: bytes) -> str:
@@ -178,15 +178,17 @@ class BlobFolder:
         """Forget a blob; no error if there is none."""
         self._file(sha256).unlink(missing_ok=True)
 
-    def _set_aside(self, sha256: str) -> str:
-        """Remove a damaged blob; -> where it is kept, for the message, if it is."""
+    def _damaged(self, sha256: str) -> Malformed:
+        """Remove a damaged blob; -> the error, which says where it is kept, if it is."""
+        told = f"blob {sha256} was damaged on disk"
         if self._budget is not None:
             self.drop(sha256)
-            return ""
-        kept = self._path / QUARANTINE
-        kept.mkdir(exist_ok=True)
-        self._file(sha256).replace(kept / sha256)
-        return f"; it is kept in {kept}"
+        else:
+            kept = self._path / QUARANTINE
+            kept.mkdir(exist_ok=True)
+            self._file(sha256).replace(kept / sha256)
+            told += f"; it is kept in {kept}"
+        return Malformed("bad_hash", told)
 
     def keep_only(self, wanted: Collection[str]) -> None:
         """Forget every whole blob but these, and what a power cut left of a write."""
@@ -328,7 +330,7 @@ class PartialBlob:
         digest, left = hashlib.sha256(), self.manifest.size
         descriptor = self._open()
         os.lseek(descriptor, 0, os.SEEK_SET)
-        while left and (chunk := os.read(descriptor, min(CHUNK_BYTES, left))):
+        while chunk := read_disk(os.read, descriptor, min(CHUNK_BYTES, left)):
             digest.update(chunk)
             left -= len(chunk)
         return digest.hexdigest()

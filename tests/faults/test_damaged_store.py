@@ -26,6 +26,12 @@ def flip(path: Path) -> None:
     path.write_bytes(data)
 
 
+def make_unreadable(path: Path) -> None:
+    """Reading gives EIO from now on, as of a bad sector: the first page of a process is not mapped."""
+    path.unlink()
+    path.symlink_to("/proc/self/mem")
+
+
 def state_blobs(fed: Federation, rounds: int) -> list[Path]:
     """The files of the states after the last `rounds` rounds, newest first."""
     folder = fed.config.folder / "store"
@@ -43,13 +49,15 @@ def stopped_after(folder: Path, rounds: int, *, of: int = 3, keep_rounds: int = 
     return fed
 
 
-@pytest.mark.parametrize("damaged", [1, 2, 3])
-def test_a_damaged_state_costs_a_replay_and_no_bit_of_the_outcome(tmp_path: Path, damaged: int) -> None:
+@pytest.mark.parametrize(("damaged", "damage"), [(1, flip), (2, flip), (3, flip), (1, make_unreadable)])
+def test_a_damaged_state_costs_a_replay_and_no_bit_of_the_outcome(
+    tmp_path: Path, damaged: int, damage: Callable[[Path], None]
+) -> None:
     undisturbed = Federation.of(tmp_path / "undisturbed", rounds=3).play()
     fed = stopped_after(tmp_path / "rotten", 2)
     blobs = state_blobs(fed, damaged)
     for blob in blobs:
-        flip(blob)
+        damage(blob)
     fed.world.end()
     again = Federation(type(fed.world)(tmp_path / "rotten"), fed.config)
     again.play()
@@ -71,12 +79,18 @@ def test_a_damaged_blob_is_kept_aside_and_named(tmp_path: Path) -> None:
     assert not folder.has(sha256)
 
 
-def test_a_device_with_a_small_disk_keeps_no_damaged_copy(tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", [flip, make_unreadable])
+@pytest.mark.parametrize("read", [BlobFolder.read, BlobFolder.verified])
+def test_a_device_with_a_small_disk_keeps_no_damaged_copy(
+    tmp_path: Path, damage: Callable[[Path], None], read: Callable[[BlobFolder, str], object]
+) -> None:
+    """And fetches it again; one that its disk could not read stayed, and each task with it was refused."""
     folder = BlobFolder(tmp_path, budget_bytes=100, evict=True)
     sha256 = folder.put(b"a model")
-    flip(tmp_path / sha256)
-    with pytest.raises(Malformed):
-        folder.read(sha256)
+    damage(tmp_path / sha256)
+    with pytest.raises(Malformed) as told:
+        read(folder, sha256)
+    assert told.value.code == "bad_hash"
     assert [path.name for path in tmp_path.iterdir()] == ["partial"]
 
 

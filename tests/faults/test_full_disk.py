@@ -30,6 +30,18 @@ from tests.support import softmax_program
 from tests.support.virtual_federation import BALLAST, Federation, Spy
 
 DEVICES = 3
+SETTINGS = """
+federation = "home"
+broker = "embedded"
+folder = "run"
+formats = []
+[model]
+name = "digits-mlp"
+engines = ["onnx"]
+[[runs]]
+method = "fedavg"
+num-rounds = 1
+"""
 
 
 class Disk:
@@ -207,10 +219,7 @@ def test_a_start_on_a_full_disk_is_no_fault_of_the_configuration_so_a_service_ma
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "coordinator.toml"
-    path.write_text(
-        'federation = "home"\nbroker = "embedded"\nfolder = "run"\nformats = []\n'
-        '[model]\nname = "digits-mlp"\nengines = ["onnx"]\n[[runs]]\nmethod = "fedavg"\nnum-rounds = 1\n'
-    )
+    path.write_text(SETTINGS)
     disk = Disk(monkeypatch, threading.current_thread().name)
     disk.full = True
     result = CliRunner().invoke(app, ["serve", str(path)])
@@ -220,6 +229,18 @@ def test_a_start_on_a_full_disk_is_no_fault_of_the_configuration_so_a_service_ma
     unit = Path(__file__).parents[2] / "docs" / "deploy" / "fedcenters-coordinator@.service"
     (prevented,) = re.findall(r"^RestartPreventExitStatus=(.*)$", unit.read_text(encoding="utf-8"), re.MULTILINE)
     assert str(result.exit_code) not in prevented.split()
+
+
+def test_a_start_on_a_disk_that_fails_is_tried_again_and_does_not_ask_for_room_alone(tmp_path: Path) -> None:
+    """It said "No space left on device" of every input or output error of SQLite, as here of a limit of the system."""
+    path = tmp_path / "coordinator.toml"
+    path.write_text(SETTINGS)
+    limited = "import resource as r; r.setrlimit(r.RLIMIT_FSIZE, (4096, 4096)); from coordinator.__main__ import "
+    command = [sys.executable, "-c", limited + "start; start()", "serve", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "disk I/O error" in done.stderr
+    assert "look at dmesg whether the disk fails" in done.stderr
+    assert done.returncode == FedcentersError.exit_code
 
 
 def test_a_device_whose_disk_is_full_says_so_and_takes_part_again_when_there_is_room(

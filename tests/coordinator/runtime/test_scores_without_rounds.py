@@ -18,7 +18,7 @@ from coordinator.storage.store import Store
 from edge_client.protocol.task import Reply
 from edge_client.training.learner import EngineLearner
 from emulator.simulation.emulated_devices import EmulatedDevices
-from tests.coordinator.runtime.test_without_rounds import DEVICES, RUNS, federation
+from tests.coordinator.runtime.test_without_rounds import DEVICES, ROUNDS, RUNS, federation
 from tests.support import softmax_program
 from tests.support.virtual_federation import Federation, Spy, program
 
@@ -64,6 +64,17 @@ def test_the_last_test_asks_a_device_that_has_sent_its_part_of_the_round_too(tmp
     assert len(last) == DEVICES
     assert {task["job"] for task in last} == {"probe"}
     assert len({(task["round"], task["exchange"]) for task in last}) == 1
+
+
+def test_after_the_last_test_devices_test_centers_as_they_are_exported(tmp_path: Path) -> None:
+    """In an exchange of its own, behind that of the models which they are served."""
+    fed = federation(tmp_path, "ifca", buffered=True, settings={"batch-norm": "batch"})
+    spy = Spy(fed.world.broker)
+    fed.play()
+    sent = [(task["round"], task["exchange"]) for task in spy.said("task") if task["job"] == "probe"]
+    served, exported = [key for key in sorted(set(sent)) if sent.count(key) == DEVICES][-2:]
+    assert exported == (ROUNDS, served[1] + 1)
+    assert fed.rounds()[-1]["centers"]
 
 
 def slow_test(folder: Path, **more: Any) -> Federation:  # noqa: ANN401 - keys of the file

@@ -49,7 +49,7 @@ RUNS: Mapping[str, Mapping[str, Any]] = {
 
 
 def federation(folder: Path, method: str = "fedavg", **changes: Any) -> Federation:  # noqa: ANN401 - keys of the file
-    settings = {"local-steps": 3, "batch-size": 8, **RUNS[method]}
+    settings = {"local-steps": 3, "batch-size": 8, **RUNS[method], **changes.pop("settings", {})}
     run = RunConfig(method=method, rounds=changes.pop("rounds", ROUNDS), name="run", settings=settings)
     given: dict[str, Any] = {
         "concurrency": 3,

@@ -218,6 +218,22 @@ def test_a_damaged_state_file_begins_afresh(tmp_path: Path, damage: bytes) -> No
     assert open_state(tmp_path).result is None
 
 
+@pytest.mark.parametrize("name", ["state.json", "birth"])
+def test_a_file_that_the_disk_cannot_read_begins_afresh(tmp_path: Path, name: str) -> None:
+    """It ended each start of a board, for good: a bad sector is read as an error, seldom as other bytes."""
+    open_state(tmp_path).next_birth()
+    finish(open_state(tmp_path), 1)
+    (tmp_path / name).unlink()
+    (tmp_path / name).symlink_to("/proc/self/mem")  # its first page is not mapped: EIO
+    state = open_state(tmp_path)
+    assert (state.result is None, state.birth) == (name == "state.json", 0 if name == "birth" else 1)
+    state.next_birth()
+    finish(state, 2)
+    again = open_state(tmp_path)
+    assert again.result is not None
+    assert again.birth == state.birth
+
+
 def test_a_damaged_model_is_a_model_that_was_never_kept(tmp_path: Path) -> None:
     state = open_state(tmp_path)
     finish(state, 1)
