@@ -117,13 +117,15 @@ def _config(options: argparse.Namespace, keys: TrustedKeys) -> ClientConfig:
         raise UsageError("--federation needs --data", hint="the folder with this device's train.npz")
     name = options.device or re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname())[:64] or "device"
     state = options.state or Path.home() / ".cache" / "fedcenters" / name
+    hint = "give http(s)://host, or mqtt(s)://host/name; fedcenters-export serve makes a folder of centers an address"
     try:
         parts = urlsplit(options.federation)
     except ValueError as wrong:  # as of http://[::1
-        hint = "give http(s)://host, or mqtt(s)://host/name"
         raise UsageError(f"{options.federation!r} is no address: {wrong}", hint=hint) from None
+    if parts.scheme not in ("http", "https", "mqtt", "mqtts"):
+        raise UsageError(f"{options.federation!r} is no address", hint=hint)
     broker, federation = "", "site"
-    if parts.scheme in ("mqtt", "mqtts"):
+    if parts.scheme.startswith("mqtt"):
         broker, federation = f"{parts.scheme}://{parts.netloc}", parts.path.strip("/")
         if not keys.trusted:
             raise UsageError("over MQTT --signing-key is needed", hint="the coordinator's signing.pub")

@@ -14,6 +14,8 @@ from matplotlib.colors import same_color, to_rgba
 from matplotlib.figure import Figure
 
 from coordinator.rounds.round_record import RoundRecord
+from coordinator.strategies.base import Strategy
+from coordinator.strategies.registry import method_name
 from edge_client.protocol.task import ClientId
 from emulator.reports import display_names, plots
 from emulator.run.execute import SimulationResult
@@ -24,10 +26,11 @@ FACES: Any = ("figure.facecolor", "axes.facecolor", "savefig.facecolor")
 INKS = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
 
 
-def draw_result(method: str, run: SimulationResult, groups: Mapping[ClientId, int]) -> Figure:
+def draw_result(method: Strategy, run: SimulationResult, groups: Mapping[ClientId, int]) -> Figure:
     """Accuracy by round; beside it each device by its first update, if the run's method gives devices centers."""
     records = list(run.records)
-    title = f"{display_names.method_label(method)} on held-out samples"
+    label = display_names.METHOD_NAMES.get(method_name(method), type(method).__name__)
+    title = f"{label} on held-out samples"
     curves = {
         "accuracy, all samples": [r["accuracy"]["micro"] for r in records],
         "accuracy, mean of devices": [r["accuracy"]["macro"] for r in records],

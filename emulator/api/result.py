@@ -332,7 +332,7 @@ class Result:
         """A matplotlib figure: accuracy by round, and a map of the devices by their first updates."""
         from emulator.api.pictures import draw_result
 
-        return draw_result(method_name(self.method), self.run, self.split.groups)
+        return draw_result(self.method, self.run, self.split.groups)
 
     def save(self, folder: str | Path) -> Path:
         """Write the run's folder, which `report`, `figures`, `bundle` and `--resume` of the commands read.

@@ -249,9 +249,9 @@ def draw_curves(
 ) -> None:
     """Shares (0..1) per round, one line each, in the order given; a round without a value is passed over.
 
-    Without `shares` they are numbers of any size. Three of four lines are dashed, and later ones are thinner: those
-    below are seen between the dashes. Where rounds are passed over, those that have a value are marked. `looks` names
-    all lines of several pictures, so that a line has the same look in each.
+    Their axis begins at 0 and ends above the highest. Without `shares` they are numbers of any size. Three of four
+    lines are dashed, and later ones are thinner: those below are seen between the dashes. Where rounds are passed over,
+    those that have a value are marked. `looks` names all lines of several pictures, to look the same in each.
     """
     for name, values in curves.items():
         i = list(looks or curves).index(name)
@@ -262,7 +262,7 @@ def draw_curves(
         axes.plot([t for t, _ in seen], [v for _, v in seen], color=curve_colour(i), label=name, **look)
     axes.set_title(title)
     if shares:
-        axes.set_ylim(0, 1.02)
+        axes.set_ylim(0, min(1.02, 1.25 * max(axes.dataLim.ymax, 0) or 1.02))
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     name_rounds(axes, max((len(values) for values in curves.values()), default=1))
     axes.grid(axis="y", color="#e5e7eb", lw=0.8)

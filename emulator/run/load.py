@@ -65,8 +65,9 @@ def make_fleet(args: SimulateArgs, fleet: Fleet | None = None) -> tuple[Simulate
         )
     model = args.model or fleet.model
     if not model:
+        fleet.cut()  # then the message has the shape of a sample
         raise UsageError(
-            f"no model of ours suits {fleet.options['data_set']}",
+            f"no model of ours suits {fleet.options['data_set']}: {fleet!r}",
             hint="name yours: --model package.module:Factory; in Python model=MyModule, or the name of one of ours",
         )
     split = fleet.cut_for_run(args.seed)

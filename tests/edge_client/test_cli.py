@@ -147,6 +147,8 @@ def test_an_address_that_cannot_be_read_is_told(capsys: pytest.CaptureFixture[st
     """It was called a bug of fedcenters."""
     assert main(["nearest", "--federation", "http://[::1", "--data", "samples"]) == UsageError.exit_code
     assert "error: 'http://[::1' is no address: Invalid IPv6 URL\n\nhint: " in capsys.readouterr().err
+    assert main(["nearest", "--federation", "centers", "--data", "samples"]) == UsageError.exit_code
+    assert "serve makes a folder of centers an address" in capsys.readouterr().err  # it spoke of a broker's URL
 
 
 def test_missing_data_is_told_before_the_broker_is_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -168,6 +168,11 @@ def test_the_figure_has_the_curve_and_the_devices(result: fc.Result) -> None:
     assert titles == ["FeSEM on held-out samples", "Where each device's first update points"]
 
 
+def test_a_picture_names_the_users_own_method_as_its_class(result: fc.Result) -> None:
+    mine = type("SignGroups", (fc.FeSEM,), {})(clusters=3)
+    assert replace(result, method=mine).plot().axes[0].get_title(loc="left") == "SignGroups on held-out samples"
+
+
 def test_a_saved_run_of_ones_own_module_loads_again_with_it(result: fc.Result, tmp_path: Path) -> None:
     place = result.save(tmp_path / "mine")
     assert fc.load(place).assignments.equals(result.assignments)

@@ -124,6 +124,12 @@ def test_a_curve_passes_over_a_round_without_a_value_and_marks_the_others() -> N
     assert (line.get_marker(), whole.get_marker()) == ("o", "")
 
 
+@pytest.mark.parametrize(("highest", "top"), [(0.2, 0.25), (0.96, 1.02), (0.0, 1.02), (None, 1.02)])
+def test_low_shares_fill_the_picture_from_zero_on(highest: float | None, top: float) -> None:
+    """Accuracies of 10 to 20 % lay in the lowest fifth of the picture, one on another."""
+    assert curves(a=[highest, None]).get_ylim() == pytest.approx((0, top))
+
+
 def test_five_curves_have_no_two_oranges_and_none_hides_another() -> None:
     same: list[float | None] = [0.1, 0.2]
     lines = curves(**dict.fromkeys("abcde", same)).get_lines()
