@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from edge_client.printable import printable, put_on_stderr
@@ -79,8 +79,7 @@ def suppress_output() -> Iterator[None]:
     with _one_at_a_time:  # levels that are read while another thread is silent would be put back as the usual ones
         root, loggers = logging.getLogger(), [logging.getLogger(name) for name in CHATTY_LOGGERS]
         levels = [logger.level for logger in loggers]
-        for logger in loggers:
-            logger.setLevel(logging.CRITICAL)
+        _set_levels(loggers, [logging.CRITICAL] * len(loggers))
         quiet = _critical_only()
         root.addFilter(quiet)  # for its own records; its level would silence all other loggers, too
         try:
@@ -89,8 +88,14 @@ def suppress_output() -> Iterator[None]:
                 yield
         finally:
             root.removeFilter(quiet)
-            for logger, level in zip(loggers, levels, strict=True):
-                logger.setLevel(level)
+            _set_levels(loggers, levels)
+
+
+def _set_levels(loggers: Sequence[logging.Logger], levels: Sequence[int]) -> None:
+    """`setLevel` empties what every logger of the process remembers, of which torch has hundreds: once will do."""
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.level = level
+    loggers[0].setLevel(levels[0])
 
 
 def _critical_only() -> Callable[[logging.LogRecord], bool]:

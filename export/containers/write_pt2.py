@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import zipfile
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from unittest.mock import patch
 from weakref import WeakKeyDictionary
 
 import torch
@@ -23,9 +25,16 @@ def to_pt2(exported: ExportedProgram) -> bytes:
     """The archive's bytes, without the inputs that the program was traced with."""
     exported.example_inputs = None
     buffer = io.BytesIO()
-    with suppress_output():
+    with suppress_output(), _no_canonical_form():
         torch.export.save(exported, buffer)
     return buffer.getvalue()
+
+
+def _no_canonical_form() -> AbstractContextManager[object]:
+    """Without a form of the program that torch makes from a deep copy to see whether it can, and throws away."""
+    from torch._export.serde import serialize
+
+    return patch.object(serialize, "canonicalize", lambda *_: None)
 
 
 def read_pt2(file: bytes, name: str) -> ExportedProgram:

@@ -36,9 +36,14 @@ def to_tflite(signatures: Mapping[str, tuple[FlatGraph, Sequence[Tensor]]]) -> b
 
 @contextmanager
 def _quick_decompositions() -> Iterator[None]:
-    """With `expand_nodes` in the place of the converter's decompositions, where it is enough."""
+    """With `expand_nodes` in the place of the converter's decompositions, where it is enough.
+
+    The converter copies both of its tables for each function, and a copy begins with all of torch's: here they are
+    plain dicts meanwhile.
+    """
     from litert_torch import fx_infra
     from litert_torch.fx_infra import _safe_run_decompositions as room
+    from litert_torch.fx_infra import decomp
 
     decompose = room.safe_run_decompositions
 
@@ -51,6 +56,8 @@ def _quick_decompositions() -> Iterator[None]:
     with (
         patch.object(room, "safe_run_decompositions", expand),
         patch.object(fx_infra, "safe_run_decompositions", expand),
+        patch.object(decomp, "_pre_convert_decomp", decomp.pre_convert_decomp().materialize()),
+        patch.object(decomp, "_pre_lower_decomp", decomp.pre_lower_decomp().materialize()),
     ):
         yield
 

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 
 import pytest
 
@@ -43,6 +44,19 @@ def test_other_loggers_are_heard_while_libraries_are_silent(caplog: pytest.LogCa
         logging.getLogger().warning("a library talks")
     logging.getLogger().warning("afterwards")
     assert caplog.messages == ["pi-1 left", "afterwards"]
+
+
+def test_a_silence_empties_what_the_loggers_remember_once_and_once_more_at_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own: Callable[[], None] = logging.root.manager._clear_cache  # type: ignore[attr-defined]
+    emptied = list[None]()
+    monkeypatch.setattr(logging.root.manager, "_clear_cache", lambda: emptied.append(own()), raising=False)  # type: ignore[func-returns-value]
+    with suppress_output():
+        assert not logging.getLogger("torch.onnx.exporter").isEnabledFor(logging.ERROR)
+        assert len(emptied) == 1
+    assert logging.getLogger("torch.onnx.exporter").isEnabledFor(logging.ERROR)
+    assert len(emptied) == 2
 
 
 def test_a_thread_that_waits_for_another_one_leaves_the_levels_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:

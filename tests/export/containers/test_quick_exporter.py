@@ -53,6 +53,16 @@ def test_dropped_axes_need_no_second_trace(monkeypatch: pytest.MonkeyPatch) -> N
     np.testing.assert_array_equal(out, Squeezed()(x).numpy())
 
 
+def test_no_table_of_decompositions_is_made_where_each_operator_has_a_translation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def made(_registered: object) -> None:
+        raise AssertionError("a table is made")
+
+    monkeypatch.setattr("torch.onnx._internal.exporter._decomp.create_onnx_friendly_decomposition_table", made)
+    assert written(MixedTypes())
+
+
 def test_the_source_of_a_translation_is_read_when_it_is_used() -> None:
     with suppress_output():
         from onnxscript._internal import values
