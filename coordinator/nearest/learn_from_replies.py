@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TypeVar, cast
 
@@ -16,6 +17,7 @@ import numpy as np
 from coordinator.nearest.fit_router import CenterMeasurement, feature_baseline, learn_router
 from coordinator.nearest.fleet_profiles import answer_profiles, distance_of, leave_one_out, make_profile
 from coordinator.strategies.base import Replies
+from edge_client.errors import Malformed
 from edge_client.protocol.nearest.answer_moments import MAX_CLASSES, AnswerLook, AnswerMoments
 from edge_client.protocol.nearest.input_moments import InputMoments
 from edge_client.protocol.nearest.router import LocalRound, Router
@@ -58,15 +60,12 @@ def learn_from_replies(
 
     `signed`: a loss of the user's own, which may be below zero. `guess`: the loss of guessing, 0 if it is not known.
     """
-    moments = same_features(
-        {c: InputMoments.from_vector(r.inputs) for c, r in sorted(replies.items()) if r.inputs is not None}
-    )
+    rows = [(c, reply.inputs, reply.answers) for c, reply in sorted(replies.items())]
+    moments = same_features(_possible({c: inputs for c, inputs, _ in rows}, InputMoments.from_vector))
     moments, inputs_apart = _counted(moments, lambda some: _inputs_apart(some, centers), assignment)
-    told = {
-        c: [AnswerLook.from_vector(row) for row in r.answers]
-        for c, r in sorted(replies.items())
-        if r.answers is not None
-    }
+    told = _possible(
+        {c: answers for c, _, answers in rows}, lambda answers: [AnswerLook.from_vector(row) for row in answers]
+    )
     told, answers_apart = _counted(told, lambda some: _answers_apart(some, assignment), assignment)
     typical = int(np.median([reply.n for reply in replies.values()]))
     losses = {c: cast("Array", reply.losses) for c, reply in sorted(replies.items())}
@@ -110,6 +109,19 @@ def limits_from_tests(
         for device, (_, loss) in enumerate(sorted(losses.items()))
     ]
     return Router(centers=centers, sizes=(samples,), usual={"loss": feature_baseline("loss", [looks])}, ways={})
+
+
+def _possible(told: Mapping[ClientId, Array | None], read: Callable[[Array], T]) -> dict[ClientId, T]:
+    """What devices told, read.
+
+    Without numbers that are not those of samples any more: cut to the samples that count, some are beyond the rounding.
+    """
+    found = {}
+    for c, numbers in told.items():
+        with suppress(Malformed):
+            if numbers is not None:
+                found[c] = read(numbers)
+    return found
 
 
 def _counted(

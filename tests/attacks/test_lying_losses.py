@@ -14,12 +14,13 @@ import pytest
 from coordinator.config_sections import RunConfig
 from coordinator.nearest.learn_from_replies import learn_from_replies, limits_from_tests
 from coordinator.rounds.metrics import make_report
+from coordinator.rounds.update_validation import ReplySpec, decode_reply
 from edge_client.protocol import codecs
 from edge_client.protocol.blocks import manifest_of
-from edge_client.protocol.nearest.answer_moments import AnswerLook, answer_moments
+from edge_client.protocol.nearest.answer_moments import AnswerLook, AnswerMoments, answer_moments
 from edge_client.protocol.nearest.input_moments import InputMoments, moments_of
 from edge_client.protocol.nearest.router_file import read_router, write_router
-from edge_client.protocol.task import Reply
+from edge_client.protocol.task import Probe, Reply
 from tests.support.virtual_federation import Federation, Spy, program
 
 LIAR, HONEST = "d03", ("d00", "d01", "d02")
@@ -153,3 +154,27 @@ def test_inputs_that_a_device_made_up_leave_the_guide_readable_and_its_limits_as
         usual = read_router(write_router(router)).usual["inputs"]
         limits.append([float(usual.well[0]), float(usual.none[0]), float(usual.spread[0])])
     assert limits[0] == limits[1]
+
+
+def test_answers_that_no_samples_have_once_they_are_cut_to_those_that_count_leave_the_others_their_guide() -> None:
+    """A count next to nothing became nothing, beside a sum that did not; then no device's guide was learned at all."""
+    rng = np.random.default_rng(0)
+    scores = [answer_moments(rng.normal(size=(40, CLASSES))) for _ in range(2)]
+    honest = np.stack([AnswerLook(entropy=0.5, train=one, test=one).to_vector() for one in scores])
+    counts, first, zero = np.full(CLASSES, 2.0**30), np.zeros((CLASSES, CLASSES)), np.zeros((CLASSES, CLASSES))
+    counts[0], first[0, 0] = 5e-324, 1e-300
+    made_up = AnswerMoments(counts=counts, first=first, second=zero)
+    lie = np.stack([AnswerLook(entropy=0.0, train=made_up, test=made_up).to_vector()] * 2)
+    schema, want = program().schema, frozenset({"loss", "answers"})
+    models = [np.zeros(schema.size, np.float32)] * 2
+    asked = ReplySpec(
+        task=Probe(models=models, want=want, split="test", batch=8, seed=0), schema=schema, samples=40, codec="f32",
+        base="", base_vector=None, max_update_rms=10.0, max_samples=400, classes=CLASSES,
+    )  # fmt: skip
+    replies = {}
+    for device in range(6):
+        said = Reply(n=40, losses=np.array([0.4, 1.4 + device]), answers=honest if device else lie)
+        replies[f"d{device}"] = decode_reply(asked, codecs.encode_stats(said, schema), said.n)
+    router = learn_from_replies(replies, dict.fromkeys(replies, 0), centers=2, round=None)
+    assert {"loss", "entropy", "labelled"} <= read_router(write_router(router)).ways.keys()
+    assert router.answers is not None
