@@ -226,7 +226,7 @@ def _broker(config: ClientConfig) -> str:
     left_out = "" if enrolled else "the token is not used yet; `enrol`, or the first `join`, uses it"
     if with_certificate and _client_runs(config):
         left_out = "this device's client is running, and a second login would end its connection"
-    own = {"certificate": config.certificate, "key": config.key} if with_certificate else {}
+    certificate, key = (config.certificate, config.key) if with_certificate else (None, None)
     began_s, now = time.perf_counter(), dt.datetime.now(dt.timezone.utc)
 
     @contextlib.contextmanager
@@ -240,7 +240,8 @@ def _broker(config: ClientConfig) -> str:
 
     with failures_told(), contextlib.ExitStack() as stack:
         line = stack.enter_context(socket.create_connection((host, port), timeout=CHECK_TIMEOUT_S))
-        context = tls.client_context(tls.Credentials(ca=config.ca, **own), now) if encrypted else None
+        credentials = tls.Credentials(ca=config.ca, certificate=certificate, key=key)
+        context = tls.client_context(credentials, now) if encrypted else None
         if context is not None:
             line = stack.enter_context(context.wrap_socket(line, server_hostname=host))
         answer = greet(line, login=not left_out) if enrolled else b""

@@ -170,24 +170,29 @@ def recommend_k(trials: Iterable[ClusterCountTrial], by: str) -> int:
     return next(trial.clusters for trial in in_order if not _worse(trial, best))
 
 
-def choose_k_json(
+def choose_k_json(  # noqa: PLR0913 - those of `choose_k`
     args: SimulateArgs,
     ks: Sequence[int],
     by: str,
     *,
     sample: int,
     progress: Callable[[ClusterCountTrial], None] = lambda _: None,
-    **own: Any,  # noqa: ANN401 - those of `choose_k`
+    busy: Callable[[str], None] = lambda _: None,
+    methods: Sequence[Strategy] = (),
+    fleet: DeviceFleet | None = None,
+    model: Model | None = None,
 ) -> dict[str, Any]:
     """Every trial and the K to take by each criterion: the JSON object that the command prints."""
     check_choice("by", by, CRITERIA)
-    trials = choose_k(args, ks, sample=sample, by=by, progress=progress, **own)
+    trials = choose_k(
+        args, ks, sample=sample, by=by, progress=progress, busy=busy, methods=methods, fleet=fleet, model=model
+    )
     shown = ("clusters", "used", "accuracy", "distance", "silhouette")
     known = [criterion for criterion in CRITERIA if criterion != "accuracy" or trials[0].per_device]
     choices = {criterion: recommend_k(trials, criterion) for criterion in known}
     return {
         "method": args.method,
-        "data_set": own["fleet"].options["data_set"] if "fleet" in own else args.data_set,
+        "data_set": args.data_set if fleet is None else fleet.options["data_set"],
         "rounds": args.rounds,
         "devices": trials[0].devices,
         "trials": [{name: getattr(trial, name) for name in shown} for trial in trials],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Sequence
 from contextlib import redirect_stdout
 from enum import Enum
 from pathlib import Path
@@ -18,7 +19,7 @@ except ImportError as missing:  # a device's installation has no typer
     raise SystemExit(report_missing_extra(missing)) from None
 
 from edge_client.errors import ProgramRefused, UsageError
-from edge_client.protocol.program import Origin
+from edge_client.protocol.program import Loss, Origin
 from edge_client.rare_collection import rare_collection
 from export import bundle_cli
 from export.command_line import GroupedCommand, finite, handle_errors, make_app
@@ -111,16 +112,18 @@ def program(  # noqa: PLR0913 - one parameter per option
     The files train it without torch. Writes program.json, step, evaluate and infer for each runtime asked for, and
     weights.npz into --out.
     """
-    if (out is None) == (check is None):
-        raise UsageError("give either --out or --check", hint="--out DIR compiles into DIR, --check DIR checks DIR")
+    either = UsageError("give either --out or --check", hint="--out DIR compiles into DIR, --check DIR checks DIR")
+    if out is not None and check is not None:
+        raise either
     arguments = _arguments(model_args) if model_args else None
     if check is not None:
         if input_shape or samples or classes or target_shape:
             raise UsageError("--check reads the shapes from program.json", hint="give --check and the folder alone")
         _check_program(check, model, arguments, seed, tolerance, as_json=as_json)
         return
-    if out is not None:
-        check_output_folder(out)
+    if out is None:
+        raise either
+    check_output_folder(out)
     if not model:
         raise UsageError("--model is missing", hint="give package.module:Class, like mynet:Net for mynet.py")
     if tolerance is not None:
@@ -129,15 +132,16 @@ def program(  # noqa: PLR0913 - one parameter per option
     engines = [name for name, yes in wanted.items() if yes]
     if not engines:
         raise UsageError("no format is left to write", hint="add --tflite or --pt2, or leave --no-onnx out")
-    settings = {
-        "example": _shape("--input-shape", input_shape) if samples is None else _example(samples),
-        "target": _target(classes, target_shape),
-        "loss": "squared-error" if loss is LossName.mse else loss.value,
-        "batch": batch,
-        "engines": engines,
-    }
-    origin = Origin(model=model, args=[] if arguments is None else arguments, seed=seed or 0)
-    _write_program(out or Path(), origin, as_json=as_json, settings=settings)
+    _write_program(
+        out,
+        Origin(model=model, args=[] if arguments is None else arguments, seed=seed or 0),
+        example=_shape("--input-shape", input_shape) if samples is None else _example(samples),
+        target=_target(classes, target_shape),
+        loss="squared-error" if loss is LossName.mse else loss.value,
+        batch=batch,
+        engines=engines,
+        as_json=as_json,
+    )
 
 
 @app.command(epilog="Example: fedcenters-export cache --clear")
@@ -164,18 +168,41 @@ def cache(
         print(f"{folder}: {len(entries)} containers, {_size(size)}{', removed' if clear else ''}")
 
 
-def _write_program(out: Path, origin: Origin, *, as_json: bool, settings: dict[str, Any]) -> None:
+def _write_program(  # noqa: PLR0913 - the facts of a program
+    out: Path,
+    origin: Origin,
+    *,
+    example: Any,  # noqa: ANN401 - a shape, or arrays by name
+    target: tuple[int, ...],
+    loss: Loss,
+    batch: int,
+    engines: Sequence[str],
+    as_json: bool,
+) -> None:
     from export.compiler.program_folder import check_unused
 
     check_unused(out)  # before torch, which takes seconds
     with redirect_stdout(sys.stderr):  # stdout has the results only, so the user's own prints go to stderr
         module = _load(origin)
         show_progress("export")
-        print(f"compiling {origin.model} for {', '.join(settings['engines'])}", flush=True)
+        print(f"compiling {origin.model} for {', '.join(engines)}", flush=True)
 
         from export.bundle.commands import write_program
+        from export.compiler.program import compile_program
+        from export.compiler.user_model import refusing_errors_of
 
-        written = write_program(out, module, name=origin.model, origin=origin, **settings)
+        with refusing_errors_of(origin.model, module):
+            made = compile_program(
+                module,
+                example,
+                name=origin.model,
+                target=target,
+                loss=loss,
+                batch=batch,
+                engines=engines,
+                origin=origin,
+            )
+        written = write_program(out, module, made)
     if as_json:
         print(json.dumps(written))
         return

@@ -152,8 +152,16 @@ def _identity(identity: DeviceIdentity) -> list[BoardFile]:
         made.append(BoardFile(path=f"{CONFIG_FOLDER}/ca.crt", data=identity.ca))
     if identity.token is not None:
         unless = f"{IDENTITY_FOLDER}/token.used"
-        token = {"data": identity.token, "mode": 0o600, "owner": systemd_unit.SERVICE_USER}
-        made.append(BoardFile(path=f"{IDENTITY_FOLDER}/token", memory=True, unless=unless, **token))  # type: ignore[arg-type]
+        made.append(
+            BoardFile(
+                path=f"{IDENTITY_FOLDER}/token",
+                mode=0o600,
+                owner=systemd_unit.SERVICE_USER,
+                data=identity.token,
+                memory=True,
+                unless=unless,
+            )
+        )
     elif identity.certificate is not None and identity.key is not None:
         made.append(BoardFile(path=f"{CONFIG_FOLDER}/device.crt", data=identity.certificate))
         made.append(

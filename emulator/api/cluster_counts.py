@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import nn
 
+    from coordinator.models.registry import Model
     from export.compiler.losses.sample_losses import LossFunction
 
 
@@ -108,7 +109,8 @@ def choose_k(  # noqa: PLR0913 - the parts of a run
     if isinstance(ks, (int, str)):
         raise UsageError(f"ks is {ks!r}", hint="give the numbers to try, as ks=range(1, 7) or ks=[2, 4]")
     numbers = list(ks)
-    own: dict[str, Any] = {"fleet": fleet, "methods": [replace(method, clusters=k) for k in numbers]}  # type: ignore[type-var]
+    methods: list[Strategy] = [replace(method, clusters=k) for k in numbers]  # type: ignore[type-var]
+    own: Model | None = None
     with in_words_of_python():
         OPTIONS["num-rounds"].check(rounds)
         OPTIONS["seed"].check(seed)
@@ -117,7 +119,10 @@ def choose_k(  # noqa: PLR0913 - the parts of a run
 
             wanted = (fleet.model or None) if model is None else model
             members = summed_members(method_path(method))
-            own["model"] = own_model(wanted, fleet.cut(seed), loss=loss, seed=seed, members=members)
+            own = own_model(wanted, fleet.cut(seed), loss=loss, seed=seed, members=members)
         args = SimulateArgs(method=method_path(method), settings=method_settings(method), rounds=rounds, seed=seed)
         with show_work("choose_k") as busy:
-            return ClusterCounts(found=trials.choose_k_json(args, numbers, by, sample=sample, busy=busy, **own))
+            found = trials.choose_k_json(
+                args, numbers, by, sample=sample, busy=busy, methods=methods, fleet=fleet, model=own
+            )
+            return ClusterCounts(found=found)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -234,8 +234,8 @@ def compile(  # noqa: A001, PLR0913 - `fc.compile`, and what a loss needs
     from torch import nn
 
     from emulator.api.progress import show_work
-    from export.compiler.program import weights_of
-    from export.compiler.user_model import compile_model
+    from export.compiler.program import compile_program, weights_of
+    from export.compiler.user_model import refusing_errors_of
 
     if not isinstance(module, nn.Module):
         raise UsageError(f"{type(module).__name__} is no torch module", hint="give the module itself, as Net()")
@@ -246,11 +246,19 @@ def compile(  # noqa: A001, PLR0913 - `fc.compile`, and what a loss needs
             "targets are a list, and no shape", hint="give a batch of them as one array: np.array(targets)"
         )
     engines = (engines,) if isinstance(engines, str) else engines
-    facts: dict[str, Any] = {"name": type(module).__name__, "engines": engines, "batch": batch, "output": output}
-    facts["loss"] = loss if callable(loss) else LOSS_WORDS[loss]
-    facts["targets"] = torch.from_numpy(targets) if isinstance(targets, np.ndarray) else targets
-    with show_work(f"compiling {facts['name']}", shown=progress) as busy:
-        made = compile_model(module, example_input, progress=busy, **facts)
+    name = type(module).__name__
+    with show_work(f"compiling {name}", shown=progress) as busy, refusing_errors_of(name, module):
+        made = compile_program(
+            module,
+            example_input,
+            name=name,
+            loss=loss if callable(loss) else LOSS_WORDS[loss],
+            targets=torch.from_numpy(targets) if isinstance(targets, np.ndarray) else targets,
+            output=output,
+            batch=batch,
+            engines=engines,
+            progress=busy,
+        )
     weights = weights_of(module, made.program.schema)
     return TrainingProgram(manifest=made.program, files=made.files, weights=weights, engine=engines[0])
 

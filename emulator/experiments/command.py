@@ -24,7 +24,7 @@ from emulator.experiments.cells import (
     run_cells,
 )
 from emulator.experiments.cells_summary import lost_counts, render_summary, summarise_cells
-from emulator.experiments.compare import compare_rows
+from emulator.experiments.compare import WHERE_CELLS_ARE, compare_rows
 from emulator.experiments.kept_cells import (
     finished_results,
     finished_rounds,
@@ -185,8 +185,8 @@ def compare_experiment(prepared: ExperimentArgs, asked: Sequence[str], say: Repo
     plan, place = prepared.plan_of_kept(say), prepared.place
     results = finished_results(place, prepared.seeds)
     here = other_rounds(finished_rounds(prepared.name, prepared.only, place), plan.rounds)
-    hints = {"hint": here} if here else {}
-    found = compare_rows(plan.only(prepared.only), results, (*plan.metrics, *plan.also), asked, **hints)
+    metrics, hint = (*plan.metrics, *plan.also), here or WHERE_CELLS_ARE
+    found = compare_rows(plan.only(prepared.only), results, metrics, asked, hint=hint)
     return {"experiment": plan.name, "rounds": plan.rounds, "comparisons": [one.to_json() for one in found]}
 
 

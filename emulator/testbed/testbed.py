@@ -185,7 +185,7 @@ def run_testbed(
                 finally:
                     with signals.hold():
                         progress.busy("stopping what was started")
-                        wrong = children.stop(**({"timeout_s": LEAVE_TIMEOUT_S} if finished else {}))
+                        wrong = children.stop(timeout_s=LEAVE_TIMEOUT_S) if finished else children.stop()
                         brokers.close()  # after its clients
                         if finished and wrong:
                             _keep_logs(work / "processes", folder / "logs")

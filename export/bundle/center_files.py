@@ -24,7 +24,7 @@ from edge_client.protocol.program import FROZEN, Program
 from edge_client.protocol.task import Array, Flat, Schema
 from export.compiler.forward_pass import MAX_BATCH
 from export.containers.quick_conversion import quick_conversion
-from export.containers.write_onnx import to_onnx
+from export.containers.write_onnx import onnx_bytes, to_onnx
 from export.containers.write_pt2 import to_pt2
 from export.containers.write_tflite import to_named_tflite
 from export.diagnostics import converter_missing, quiet_warnings, raise_for_machine
@@ -91,7 +91,7 @@ def name_batch_dimension(file: bytes) -> bytes:
         for dim in value.type.tensor_type.shape.dim:
             if drawn and drawn in dim.dim_param:
                 dim.dim_param = dim.dim_param.replace(drawn, "batch")
-    return proto.SerializeToString(deterministic=True)  # type: ignore[no-any-return]
+    return onnx_bytes(proto)
 
 
 def with_metadata(file: bytes, facts: Mapping[str, Any]) -> bytes:
@@ -100,7 +100,7 @@ def with_metadata(file: bytes, facts: Mapping[str, Any]) -> bytes:
 
     proto = onnx.load_model_from_string(file)
     onnx.helper.set_model_props(proto, {key: json.dumps(facts[key]) for key in sorted(facts)})
-    return proto.SerializeToString(deterministic=True)  # type: ignore[no-any-return]
+    return onnx_bytes(proto)
 
 
 def load_infer_module(

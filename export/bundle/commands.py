@@ -27,10 +27,8 @@ from export.bundle.verify_centers import (
     torch_logits,
 )
 from export.bundle.writer import BundleOptions, engines_of, random_inputs, write_bundle
-from export.compiler.program import weights_of
-from export.compiler.program_folder import MANIFEST_FILE, WEIGHTS_FILE, check_unused, container_files, write_folder
-from export.compiler.signatures.packed_inputs import Example
-from export.compiler.user_model import compile_model
+from export.compiler.program import CompilerOutput, weights_of
+from export.compiler.program_folder import MANIFEST_FILE, WEIGHTS_FILE, container_files, write_folder
 
 MAX_ACCURACY_LOSS = 0.02  # of a quantized file, in mean accuracy of the devices that it serves
 KEY_BYTES = 32
@@ -38,10 +36,8 @@ RUNTIME_NAMES = {"onnx": "ONNX Runtime", "tflite": "LiteRT", "pt2": "torch"}
 log = logging.getLogger(__name__)
 
 
-def write_program(out: Path, module: nn.Module, example: Example, **facts: Any) -> dict[str, Any]:  # noqa: ANN401 - compile_program's own
-    """Compile into a new folder. -> {"out", "model", "parameters", "files": one row per file, program.json last}."""
-    check_unused(out)
-    made = compile_model(module, example, **facts)
+def write_program(out: Path, module: nn.Module, made: CompilerOutput) -> dict[str, Any]:
+    """Write a new folder. -> {"out", "model", "parameters", "files": one row per file, program.json last}."""
     program = made.program
     sizes = write_folder(out, program, made.files, weights_of(module, program.schema))
     rows: list[dict[str, Any]] = [

@@ -22,6 +22,7 @@ import numpy as np
 from edge_client.errors import ProgramRefused, UsageError
 from edge_client.protocol.task import Array
 from export.bundle.bundle_contents import LabelledSamples
+from export.containers.write_onnx import onnx_bytes
 from export.diagnostics import converter_missing, raise_for_machine
 from export.silence import suppress_output
 
@@ -103,7 +104,7 @@ def _with_small_weights(file: bytes, store: Callable[[Array, str], tuple[list[An
     proto.graph.initializer.extend(kept)
     proto.graph.node.extend(nodes)
     onnx.checker.check_model(proto)
-    return proto.SerializeToString(deterministic=True)  # type: ignore[no-any-return]
+    return onnx_bytes(proto)
 
 
 def _onnx_static(file: bytes, x: Array) -> bytes:
@@ -140,7 +141,7 @@ def _onnx_static(file: bytes, x: Array) -> bytes:
         proto = onnx.load(str(small))
     del proto.metadata_props[:]  # the tool's own
     proto.metadata_props.extend(onnx.load_model_from_string(file).metadata_props)
-    return proto.SerializeToString(deterministic=True)  # type: ignore[no-any-return]
+    return onnx_bytes(proto)
 
 
 def _tflite(file: bytes, scheme: str, x: Array) -> bytes:

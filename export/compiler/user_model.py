@@ -5,15 +5,14 @@ An exception of the user's code becomes one error message that names this code.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
 
 from edge_client.errors import FedcentersError, ProgramRefused, UsageError
 from export.compiler.operator_watch import line_of
-from export.compiler.program import CompilerOutput, compile_program
-from export.compiler.signatures.packed_inputs import Example
 from export.own_thread import own_random
 from export.plugins import describe_error, import_path
 
@@ -54,18 +53,18 @@ def load_model(path: str, arguments: Arguments, *, seed: int, recorded: bool = F
     return made
 
 
-def compile_model(module: nn.Module, example: Example, **facts: Any) -> CompilerOutput:  # noqa: ANN401 - compile_program's own
-    """`compile_program`; any other exception of the user's forward under the tracer becomes ProgramRefused."""
+@contextmanager
+def refusing_errors_of(name: str, module: nn.Module) -> Iterator[None]:
+    """Within it any other exception of the user's forward, as under the tracer, becomes ProgramRefused."""
     try:
-        return compile_program(module, example, **facts)
+        yield
     except (FedcentersError, ImportError):
         raise
     except Exception as wrong:
         line = line_of(wrong)
         hooked = any(layer._forward_hooks or layer._forward_pre_hooks for layer in module.modules())  # noqa: SLF001 - no public name
         raise ProgramRefused(
-            f"model {facts['name']!r} cannot become a training program{f' at {line}' if line else ''}: "
-            f"{describe_error(wrong)}",
+            f"model {name!r} cannot become a training program{f' at {line}' if line else ''}: {describe_error(wrong)}",
             hint="forward must take any batch of such samples, and must not decide by the values of a tensor"
             + ("; a hook gets the layer of a copy, so keep what it finds in that and not in `self`" if hooked else ""),
         ) from wrong

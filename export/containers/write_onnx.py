@@ -43,7 +43,7 @@ def to_onnx(exported: ExportedProgram, inputs: Sequence[str], outputs: Sequence[
     proto = made.model_proto
     proto.ir_version = min(proto.ir_version, MAX_IR_VERSION)
     _strip(proto)
-    return proto.SerializeToString(deterministic=True)  # type: ignore[no-any-return]
+    return onnx_bytes(proto)
 
 
 @contextmanager
@@ -74,7 +74,13 @@ def bake_weights(file: bytes, weights: Mapping[str, Array]) -> bytes:
     proto.graph.initializer.extend(
         onnx.numpy_helper.from_array(np.array(value), name) for name, value in weights.items()
     )
-    return proto.SerializeToString(deterministic=True)  # type: ignore[no-any-return]
+    return onnx_bytes(proto)
+
+
+def onnx_bytes(proto: Any) -> bytes:  # noqa: ANN401 - onnx has no types
+    """The file of a model; equal models give equal bytes."""
+    data: bytes = proto.SerializeToString(deterministic=True)
+    return data
 
 
 def _strip(proto: Any) -> None:  # noqa: ANN401 - onnx has no types

@@ -19,7 +19,7 @@ from export.compiler.program import compile_program, make_source
 from export.compiler.program_functions import example_inputs
 from export.compiler.program_parity import output_differences, torch_outputs
 from export.compiler.tracing import export_graph, holds, trace_function
-from export.compiler.user_model import compile_model
+from export.compiler.user_model import refusing_errors_of
 from export.containers.write_pt2 import run_pt2, to_pt2
 from tests.support import picking_networks
 
@@ -262,8 +262,12 @@ class Remembering(nn.Module):
 
 
 def test_a_hook_that_writes_into_the_module_it_was_made_in_is_told_of_the_copy() -> None:
-    with pytest.raises(ProgramRefused, match=r"at test_tracing.py:\d+: KeyError") as refused:
-        compile_model(Remembering(), (4,), name="Remembering")
+    module = Remembering()
+    with (
+        pytest.raises(ProgramRefused, match=r"at test_tracing.py:\d+: KeyError") as refused,
+        refusing_errors_of("Remembering", module),
+    ):
+        compile_program(module, (4,))
     assert "a hook gets the layer of a copy" in refused.value.hint
 
 
