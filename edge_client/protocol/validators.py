@@ -62,9 +62,9 @@ def one_of(*allowed: str) -> Check:
     """One of a few texts."""
 
     def check(value: Any, name: str) -> str:  # noqa: ANN401
-        if not isinstance(value, str) or value not in allowed:
+        if value not in allowed:
             raise field_error(name, value, f"one of {', '.join(allowed)}")
-        return value
+        return str(value)
 
     return check
 

@@ -42,10 +42,8 @@ class JournalledTraining:
 
     def __init__(self, run: str, context: ExchangeContext) -> None:
         self._run, self._context, self._journal = run, context, context.store.journal
-        self._place, self.round = 0, 0
         self.tasks: dict[ClientId, ExchangeKey] = {}
         self.prepared: dict[ClientId, PreparedTask] = {}
-        self.counts, self.refused, self.closed = RoundCounts(), dict[ClientId, str](), True
         self._stopped: list[dict[ClientId, ExchangeKey]] = []  # not stored yet
 
     def open_round(self, number: int, before: Snapshot, rules: Rules, context: ExchangeContext) -> None:
@@ -57,7 +55,7 @@ class JournalledTraining:
         self._context = context
         training = before.training
         self.round, self.training, self.rules, self._place = number, training, rules, 0
-        self.counts, self.refused, self.closed = RoundCounts(), {}, False
+        self.counts, self.refused, self.closed = RoundCounts(), dict[ClientId, str](), False
         keys = {
             who: ExchangeKey(self._run, before.rounds[who], handed.number) for who, handed in training.at_work.items()
         }

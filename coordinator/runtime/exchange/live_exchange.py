@@ -280,7 +280,6 @@ class LiveExchange:
         self._recorder.close(self._rules, self._receiver.no_room)
         under_way = [*self._rules.uploads, *self._rules.queue]
         self._rules.close()
-        self._granted.clear()
         self._receiver.forget_unsynced()
         misses = count_misses(self._context.misses, self._rules, self._sent, pays=self._pays)
         self._context.misses.clear()

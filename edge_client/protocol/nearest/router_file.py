@@ -34,17 +34,14 @@ VERSION = 3
 _NEWER = "install the version of fedcenters that the coordinator runs"
 _OLDER = "start the coordinator with this version, which publishes again; export other bundles again"
 LIMITS = ("middle", "spread", "well", "none")  # of a feature
-MAX_PROFILE_CHARS = 6 * MAX_FEATURES * (MAX_FEATURES + 2)  # base64 of float32
-MAX_ANSWER_CHARS = 6 * MAX_CENTERS * 2 * MAX_CLASSES**2
 
 _NUMBERS_FIELD = validators.list_of(validators.number(-MAX_INTEGER, MAX_INTEGER), 1, 16)
 _COUNTS_FIELD = validators.list_of(validators.integer(0), 1, 16)
 _NAME_FIELD = validators.matching("[a-z-]{1,16}")
 _FEATURE_FIELD = validators.one_of(*FEATURES)
+_BASE64_FIELD = validators.text(KIND_LIMITS["router"])  # `_numbers` looks how many numbers it has
 _POINTS_SCHEMA = validators.record(
-    validators.required(
-        size=validators.integer(1, MAX_SKETCH_SIZE), centers=validators.text(MAX_CENTERS * MAX_SKETCH_SIZE * 6)
-    )
+    validators.required(size=validators.integer(1, MAX_SKETCH_SIZE), centers=_BASE64_FIELD)
     | validators.optional(
         seed=validators.integer(0),
         width=validators.number(1e-12, MAX_INTEGER),
@@ -83,18 +80,10 @@ ROUTER_SCHEMA = validators.record(
         sketch=validators.or_null(_POINTS_SCHEMA),
         round=validators.or_null(_POINTS_SCHEMA),
         inputs=validators.or_null(
-            validators.record(
-                validators.required(
-                    features=validators.integer(1, MAX_FEATURES), profile=validators.text(MAX_PROFILE_CHARS)
-                )
-            )
+            validators.record(validators.required(features=validators.integer(1, MAX_FEATURES), profile=_BASE64_FIELD))
         ),
         answers=validators.or_null(
-            validators.record(
-                validators.required(
-                    classes=validators.integer(1, MAX_CLASSES), profiles=validators.text(MAX_ANSWER_CHARS)
-                )
-            )
+            validators.record(validators.required(classes=validators.integer(1, MAX_CLASSES), profiles=_BASE64_FIELD))
         ),
     )
 )

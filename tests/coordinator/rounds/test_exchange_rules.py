@@ -121,6 +121,12 @@ def test_uploads_wait_for_a_credit_and_get_it_first_come_first_served() -> None:
     assert exchange.refuse("y", "no_data", 2.0) == ["z"]
 
 
+def test_once_it_is_complete_no_client_is_told_to_upload() -> None:
+    """The bytes of such an upload would count in a simulation, and no device sends them."""
+    exchange = offered(opened(credits=1, goal=1), "x", "y")
+    assert exchange.accept({"x": A}, 2.0) == []
+
+
 def test_a_repeated_offer_goes_on_and_keeps_its_place() -> None:
     exchange = offered(opened(credits=1), "x", "y", "z", "y")
     assert list(exchange.queue) == ["y", "z"]

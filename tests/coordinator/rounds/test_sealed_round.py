@@ -10,7 +10,7 @@ import pytest
 
 from coordinator.rounds.privacy_accounting import privacy_spent
 from coordinator.rounds.round import round_rng
-from coordinator.rounds.sealed_round import sealed_round, what_is_seen
+from coordinator.rounds.sealed_round import sealed_round, too_few_asked, what_is_seen
 from coordinator.strategies.base import Exchange, PartOfCohort, Replies, SealedSums, State, drive, learned
 from coordinator.strategies.common.local_sgd import LocalSgd
 from coordinator.strategies.common.loss_starts import COUNTS_KEY
@@ -338,3 +338,10 @@ def test_the_first_k_means_opens_each_cluster_of_five_devices_and_none_of_four()
             assert (counted.sums[0] >= 5).tolist() == task.points_open.ravel().tolist()
             counts += counted.sums[0].tolist()
     assert {4, 5} <= {*counts}
+
+
+@pytest.mark.parametrize(("devices", "way"), [(4, "add devices"), (5, "set fraction-train to 1 or more")])
+def test_a_round_of_too_few_devices_is_told_with_what_makes_it_enough(devices: int, way: str) -> None:
+    few = too_few_asked(build("fedavg", {"secure": "updates", "fraction-train": 0.5}), devices, tested=1.0)
+    assert few is not None
+    assert (few.hint or "").startswith(way)

@@ -242,10 +242,13 @@ def test_no_more_is_read_of_a_file_than_it_may_have(copied: Path, place: str) ->
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", '{"v": 2}', '{"v": 1, "program": 3, "containers": []}'])
-def test_a_manifest_of_another_shape_is_malformed(copied: Path, text: str) -> None:
-    (copied / "manifest.json").write_text(text)
-    with pytest.raises(Malformed):
-        read_bundle(copied)
+@pytest.mark.parametrize(("size", "code"), [(1, "bad_field"), (16 << 20, "bad_field"), ((16 << 20) + 1, "too_big")])
+def test_a_manifest_of_another_shape_or_above_16_mib_is_malformed(
+    tmp_path: Path, text: str, size: int, code: str
+) -> None:
+    (tmp_path / "manifest.json").write_text(text.ljust(size))
+    with pytest.raises(Malformed, match=f"^{code}: "):
+        read_bundle(tmp_path)
 
 
 def test_a_folder_that_is_no_bundle_gets_a_hint(tmp_path: Path) -> None:

@@ -186,6 +186,15 @@ def test_the_late_uploads_of_an_exchange_end_when_the_next_one_closes(late: Late
     assert (go["k"], go.get("have")) == ("go", None)
 
 
+def test_a_late_update_that_waits_for_the_disk_is_kept_when_the_next_exchange_closes(late: LateCoordinator) -> None:
+    late.more = True
+    late.send(FIRST, "d1", 0, list(range(2, 9)))
+    assert (late.told(), kept(late)) == ([], [])
+    late.close()
+    assert ("d1", "ack", "ok") in late.told()
+    assert kept(late) == ["d1"]
+
+
 def test_an_answer_to_an_exchange_that_nobody_was_asked_in_is_closed_and_one_of_an_earlier_process_busy(
     tmp_path: Path,
 ) -> None:

@@ -104,6 +104,8 @@ def points_of(**changes: object) -> dict[str, object]:
         ({"round": {**RAW["round"], "steps": 1_000_001}}, "bad_field"),
         ({"round": {**RAW["round"], "lr": -0.1}}, "bad_field"),
         ({"inputs": {**RAW["inputs"], "features": 0}}, "bad_field"),
+        ({"inputs": {"features": 1, "profile": "A" * 4_000_000}}, "too_big"),
+        ({"answers": {"classes": 2, "profiles": "A" * 4_000_000}}, "too_big"),
         (
             {"inputs": {"features": 1, "profile": base64.b64encode(np.array([0, 0, 1], "<f4").tobytes()).decode()}},
             "bad_field",
