@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import datetime as dt
 import os
+import shutil
 import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -312,7 +313,7 @@ class Provisioner:
         conf = broker_acl.mosquitto_conf(there, port=self.plan.port, web_port=self.plan.web_port).encode()
         path, old = folder / "mosquitto.conf", folder / "mosquitto.conf.old"
         if path.exists() and path.read_bytes() != conf:  # it may have lines of the operator's
-            path.replace(old)
+            shutil.copy2(path, old)  # on a full disk the broker keeps its own
             self.kept.append(old)
         self._put(path, conf)
         with revocation.locked(self.authority.folder):  # a copy of an older list must not follow a newer one
