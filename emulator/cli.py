@@ -190,12 +190,13 @@ def init(
 
     example: fedcenters-emulator init run.toml --method wecfl
     """
+    from edge_client.transport.blobs import write_atomically
     from emulator.config import example_config
 
     if path.exists() and not force:
         raise UsageError(f"{path} is there already", hint="choose another name, or --force")
     try:
-        path.write_text(example_config(method), encoding="utf-8")
+        write_atomically(path, example_config(method).encode())
     except OSError as wrong:
         raise UsageError(f"cannot write {path}: {wrong.strerror}", hint="choose another place") from wrong
     _print_files([path], as_json=as_json)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import datetime as dt
 import os
+import shutil
 import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -174,13 +175,10 @@ class Provisioner:
         if not (folder / f"{stem}.key").exists():
             self._token(folder, name)
             return
-        (folder / f"{stem}.crt").unlink(missing_ok=True)
-        if name in (BROKER_NAME, ENROLMENT_NAME):
-            self._server(folder, name)
-        elif name == WEB_NAME:
-            self._web_server()
+        if name in (BROKER_NAME, ENROLMENT_NAME, WEB_NAME):
+            self._server(folder, name, stem, anew=True)
         else:
-            self._client(folder, stem, name)
+            self._client(folder, stem, name, anew=True)
 
     def pin_keys(self) -> None:
         """Write the trusted signing keys into every join file; its other settings stay."""
@@ -248,8 +246,8 @@ class Provisioner:
         }
         return known[name] if name in known else (self._device_folder(name), "device")
 
-    def _client(self, folder: Path, stem: str, name: str) -> None:
-        self._certify(folder, stem, lambda key: self._issue_client(key, name))
+    def _client(self, folder: Path, stem: str, name: str, *, anew: bool = False) -> None:
+        self._certify(folder, stem, lambda key: self._issue_client(key, name), anew=anew)
 
     def _issue_client(self, key: EllipticCurvePublicKey, name: str) -> x509.Certificate:
         with revocation.locked(self.authority.folder):  # another process may revoke the name at this moment
@@ -257,13 +255,17 @@ class Provisioner:
                 raise ConfigError(f"{name} was revoked", hint=REVOKED_HINT)
             return self.authority.issue_client(key, name, self.now)
 
-    def _server(self, folder: Path, name: str, stem: str = "server") -> None:
+    def _server(self, folder: Path, name: str, stem: str = "server", *, anew: bool = False) -> None:
         """Write a server's certificate; a new one when the plan has other hosts."""
         path, wanted = folder / f"{stem}.crt", self.plan.hosts
         names = sorted(str(subject_alternative_name(h).value) for h in wanted)
-        if path.exists() and _names_in(read_certificate(path)) != names:
-            path.unlink()
-        self._certify(folder, stem, lambda key: self.authority.issue_server(key, name, wanted, self.now))
+        other = path.exists() and _names_in(read_certificate(path)) != names
+        self._certify(
+            folder,
+            stem,
+            lambda key: self.authority.issue_server(key, name, wanted, self.now),
+            anew=anew or other,
+        )
 
     def _web_server(self) -> None:
         """The same for the browsers' listener, unless the operator has put another certificate there."""
@@ -276,15 +278,20 @@ class Provisioner:
         path = self.folder / "broker" / "web.crt"
         return path.exists() and read_certificate(path) in self.authority.certificates_of(WEB_NAME)
 
-    def _certify(self, folder: Path, stem: str, issue: Callable[[Any], x509.Certificate]) -> None:
-        """Write a key, its certificate and ca.crt into a folder, unless they are there."""
+    def _certify(
+        self, folder: Path, stem: str, issue: Callable[[Any], x509.Certificate], *, anew: bool = False
+    ) -> None:
+        """Write a key, its certificate and ca.crt into a folder, unless they are there; the certificate also `anew`.
+
+        The one before stays until then: a full disk must not leave the broker without any.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         key, certificate = folder / f"{stem}.key", folder / f"{stem}.crt"
         if not key.exists():
             self.written.append(key)
             certificate.unlink(missing_ok=True)  # it is of the key that is gone
         public = open_private_key(key).public_key()
-        if not certificate.exists():
+        if anew or not certificate.exists():
             self._put(certificate, _pem(issue(public)))
         self._put(folder / "ca.crt", _pem(self.authority.certificate))
 
@@ -312,7 +319,7 @@ class Provisioner:
         conf = broker_acl.mosquitto_conf(there, port=self.plan.port, web_port=self.plan.web_port).encode()
         path, old = folder / "mosquitto.conf", folder / "mosquitto.conf.old"
         if path.exists() and path.read_bytes() != conf:  # it may have lines of the operator's
-            path.replace(old)
+            shutil.copy2(path, old)  # on a full disk the broker keeps its own
             self.kept.append(old)
         self._put(path, conf)
         with revocation.locked(self.authority.folder):  # a copy of an older list must not follow a newer one

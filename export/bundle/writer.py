@@ -96,9 +96,13 @@ def write_bundle(out: Path, material: BundleSource, options: BundleOptions | Non
         raise UsageError(told, hint="give one card per center")
     part = out.with_name(f".{out.name}.partial")
     shutil.rmtree(part, ignore_errors=True)
-    made = _BundleBuild(material, options or BundleOptions(), _Writer(part))
-    manifest = checked_shape(made.manifest())  # no reader takes another, and an older bundle is there yet
-    made.writer.finish(manifest, material.sign, out)
+    try:
+        made = _BundleBuild(material, options or BundleOptions(), _Writer(part))
+        manifest = checked_shape(made.manifest())  # no reader takes another, and an older bundle is there yet
+        made.writer.finish(manifest, material.sign, out)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)  # a full disk does not need a part of it as well
+        raise
     return manifest
 
 

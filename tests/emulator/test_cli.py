@@ -18,6 +18,7 @@ from emulator.cli import app
 from emulator.config import parse_pairs
 from emulator.options import OPTIONS
 from tests.support import finished_run
+from tests.support.size_limit import files_of_at_most
 
 RUNNER = CliRunner()
 
@@ -168,6 +169,17 @@ def test_report_writes_the_page_and_the_picture(tmp_path: Path) -> None:
     done = RUNNER.invoke(app, ["report", str(folder), "--picture", str(tmp_path / "readme.png")])
     assert done.exit_code == 0
     assert done.stdout.split() == [str(folder / "report.html"), str(tmp_path / "readme.png")]
+
+
+def test_a_configuration_that_does_not_fit_on_the_disk_is_not_there(tmp_path: Path) -> None:
+    """An empty file was, which the next `init` refused, and from which `simulate` played a run of defaults."""
+    told = []
+    for size in (100, 1_000_000):
+        with files_of_at_most(size):
+            told.append(CliRunner().invoke(app, ["init", str(tmp_path / "run.toml"), "--method", "fesem"]))
+    assert [result.exit_code for result in told] == [2, 0]
+    assert "run.toml: File too large" in told[0].stderr
+    assert "clusters" in (tmp_path / "run.toml").read_text()
 
 
 def test_help_loads_neither_torch_nor_matplotlib() -> None:

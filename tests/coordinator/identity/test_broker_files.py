@@ -16,6 +16,7 @@ from edge_client.protocol.blocks import HEADER, MAX_BLOCK_BYTES
 from edge_client.protocol.topics import MAX_TOPIC_BYTES
 from tests.coordinator.identity.test_provisioning import invoke
 from tests.support.guarded_broker import now, provision_federation
+from tests.support.size_limit import files_of_at_most
 
 ROOT = Path(__file__).parents[3]
 
@@ -89,6 +90,17 @@ def test_lines_that_were_added_to_the_brokers_configuration_are_kept_beside_it_a
     assert (conf.read_text(), conf.with_suffix(".conf.old").read_text()) == (written, f"{written}log_dest syslog\n")
     assert "the one before is" not in made.stderr
     assert f"{conf} is another one now; the one before is {conf}.old" in revoked.stderr
+
+
+def test_a_full_disk_leaves_the_broker_its_configuration(tmp_path: Path) -> None:
+    """It had been moved away, and a broker that was started again found none."""
+    work = provision_federation(tmp_path / "keys")
+    conf = tmp_path / "keys" / "broker" / "mosquitto.conf"
+    before = conf.read_bytes() + b"log_dest syslog\n"
+    conf.write_bytes(before)
+    with files_of_at_most(len(before) - 1), pytest.raises(OSError, match="File too large"):
+        work.write_infrastructure()
+    assert conf.read_bytes() == before
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root can give a file to another user")

@@ -14,12 +14,13 @@ from coordinator.identity.broker_acl import COORDINATOR_CLIENT_ID
 from coordinator.identity.certificate_authority import CERTIFICATE_DAYS, open_authority
 from coordinator.identity.cli import _in_words
 from coordinator.identity.provision_plan import ProvisionPlan
-from coordinator.identity.provisioning import Provisioner
+from coordinator.identity.provisioning import BROKER_NAME, Provisioner
 from edge_client.config import load_config
 from edge_client.errors import ConfigError
 from edge_client.transport.tls import read_certificate
 from tests.coordinator.identity.test_provisioning import invoke, snapshot
 from tests.support.guarded_broker import now, provision_federation
+from tests.support.size_limit import files_of_at_most
 
 
 def test_a_certificate_that_has_ended_is_not_told_to_end_in_less_than_no_days() -> None:
@@ -102,3 +103,17 @@ def test_what_ends_soon_is_renewed_but_for_the_authority_and_revoked_devices(tmp
     work = provision_federation(tmp_path / "keys", "d1", "d2")
     work.revoke("d2")
     assert [work.has_key_of(name) for name in ("d1", "d2", "authority")] == [True, False, False]
+
+
+@pytest.mark.parametrize(("name", "file"), [("d1", "devices/d1/device.crt"), (BROKER_NAME, "broker/server.crt")])
+def test_a_full_disk_leaves_the_certificate_that_was_to_be_renewed(tmp_path: Path, name: str, file: str) -> None:
+    """It was removed first: a broker that was started again had none."""
+    work = provision_federation(tmp_path, "d1")
+    before = (tmp_path / file).read_bytes()
+    with files_of_at_most(100), pytest.raises(OSError, match="File too large"):
+        work.renew(name)
+    assert (tmp_path / file).read_bytes() == before
+    work.renew(name)
+    renewed = read_certificate(tmp_path / file)
+    assert renewed.public_key() == x509.load_pem_x509_certificate(before).public_key()
+    assert renewed.serial_number != x509.load_pem_x509_certificate(before).serial_number

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import resource
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ from edge_client.errors import Malformed
 from edge_client.protocol.blocks import Manifest, body_range, manifest_of
 from edge_client.transport import blobs
 from edge_client.transport.blobs import BlobFolder, PartialBlob, write_atomically
+from tests.support.size_limit import files_of_at_most
 
 BLOCK = 4_096
 DATA = bytes(range(256)) * 80  # five blocks
@@ -321,13 +321,8 @@ def test_a_power_cut_during_a_write_leaves_the_old_file(tmp_path: Path, monkeypa
 def test_a_write_that_finds_no_room_names_its_file_and_leaves_the_old_one(tmp_path: Path) -> None:
     """A device with a full disk, and what it told the coordinator, named no file."""
     write_atomically(tmp_path / "f", b"old")
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))  # as on a full disk
-    try:
-        with pytest.raises(OSError, match=r"File too large: '.*/f'$"):
-            write_atomically(tmp_path / "f", bytes(1_000))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with files_of_at_most(100), pytest.raises(OSError, match=r"File too large: '.*/f'$"):
+        write_atomically(tmp_path / "f", bytes(1_000))
     assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [("f", b"old")]
 
 

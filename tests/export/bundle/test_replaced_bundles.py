@@ -14,6 +14,7 @@ from export.bundle.reader import MAX_DEVICES, read_bundle
 from export.bundle.writer import BundleOptions, write_bundle
 from tests.support.bundle_material import centers, judged, material
 from tests.support.programs import compiled
+from tests.support.size_limit import files_of_at_most
 
 
 def test_what_a_killed_process_left_beside_a_bundle_goes_with_the_next_one(tmp_path: Path) -> None:
@@ -23,6 +24,16 @@ def test_what_a_killed_process_left_beside_a_bundle_goes_with_the_next_one(tmp_p
     for _ in range(2):  # there is none, and there is one
         write_bundle(tmp_path / "b", material(), BundleOptions(formats=()))
         assert [path.name for path in tmp_path.iterdir()] == ["b"]
+
+
+def test_a_bundle_that_does_not_fit_leaves_the_older_one_and_takes_no_room(tmp_path: Path) -> None:
+    """What was written of it stayed until the next bundle, on a disk that is full."""
+    write_bundle(tmp_path / "b", material(), BundleOptions(formats=()))
+    before = (tmp_path / "b" / "manifest.json").read_bytes()
+    with files_of_at_most(2_000), pytest.raises(OSError, match="File too large"):
+        write_bundle(tmp_path / "b", material(), BundleOptions(formats=()))
+    assert [path.name for path in tmp_path.iterdir()] == ["b"]
+    assert (tmp_path / "b" / "manifest.json").read_bytes() == before
 
 
 def test_a_failed_bundle_leaves_no_folder_that_looks_complete(tmp_path: Path) -> None:
