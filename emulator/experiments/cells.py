@@ -138,7 +138,8 @@ def run_cells(
             reasons[job.name] = wrong.message  # its other seeds may be run here
         except FedcentersError as wrong:
             reasons[name] = wrong.message
-    return reasons
+    ended = {job.name for job in todo if read_finished(job, place) is not None}  # here, or by another process
+    return {what: why for what, why in reasons.items() if what not in ended}
 
 
 @contextmanager

@@ -133,8 +133,15 @@ def read_runs(folder: Path) -> list[RunSummary]:
 
 
 def write_comparison(folders: Sequence[Path], out: Path, *, busy: Callable[[str], None] = lambda _: None) -> Path:
-    """The page about these folders' runs; `busy` is told when it is drawn."""
-    lines = [line for folder in folders for line in read_runs(folder)]
+    """The page about these folders' runs; `busy` is told when it is drawn. Raises ConfigError for all without a run."""
+    lines, wrong = list[RunSummary](), list[ConfigError]()
+    for folder in folders:
+        try:
+            lines += read_runs(folder)
+        except ConfigError as none:  # noqa: PERF203 - all are named
+            wrong.append(none)
+    if wrong:
+        raise ConfigError("; ".join(none.message for none in wrong), hint=wrong[0].hint)
     busy(f"drawing {out}")
     out.write_text(comparison_page(lines), encoding="utf-8")
     return out

@@ -6,6 +6,7 @@ import json
 import shlex
 import threading
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from coordinator.strategies.registry import make_method, method_settings
 from emulator.experiments import plan, progress
 from emulator.experiments.cells import CellRun, CellStorage, cell_runs, kept_round, read_finished, run_cells
 from emulator.experiments.command import ExperimentArgs, run_experiment, summarise_experiment
+from emulator.run.holding import hold_folder
 from emulator.run.summary import Record
 from emulator.simulation import virtual_network
 
@@ -140,6 +142,22 @@ def test_a_cell_that_another_process_runs_is_left_to_it(tmp_path: Path) -> None:
     assert run_cells([job], place, ["accuracy"], beside) == {}
     assert ["is in use by a run that has not ended" in told[job.name] for told in reasons] == [True, True]
     assert [path.name for path in tmp_path.iterdir()] == [job.path(place).name]
+
+
+def test_a_cell_that_another_process_ends_meanwhile_is_not_told_as_one_that_was_not_run(tmp_path: Path) -> None:
+    """The table had its figures, and below them the note that it was not run."""
+    place, cell = CellStorage(data=None, out=tmp_path), plan.parse_plan("t", TOML, rounds=2).cells[0]
+    job, later = (CellRun(cell=cell, seed=seed) for seed in range(2))
+    job.started(place).mkdir()
+    with ExitStack() as elsewhere:
+        elsewhere.enter_context(hold_folder(job.started(place), hint=""))
+
+        def begin(which: CellRun, what: str) -> None:
+            if which is later and what.startswith("reading"):
+                elsewhere.close()
+                assert run_cells([job], place, ["accuracy"], lambda *_: None) == {}
+
+        assert run_cells([job, later], place, ["accuracy"], lambda *_: None, begin) == {}
 
 
 def test_an_interrupted_table_says_what_is_kept_what_is_left_and_how_to_go_on(

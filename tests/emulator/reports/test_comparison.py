@@ -160,6 +160,12 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
         comparison.read_runs(tmp_path / "nofolder")
 
 
+def test_of_many_runs_all_that_were_interrupted_are_named_at_once(two: list[Path], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"a does not exist; .*b does not exist\n"):
+        comparison.write_comparison([two[0], tmp_path / "a", two[1], tmp_path / "b"], tmp_path / "page.html")
+    assert not (tmp_path / "page.html").exists()
+
+
 def test_runs_over_the_same_fleet_are_ranked(page: str) -> None:
     assert "ends highest" in page
     assert "Not comparable" not in page
