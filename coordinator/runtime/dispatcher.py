@@ -169,15 +169,24 @@ class Dispatcher:
         if not message.retained or (route is not None and route.kind not in ("rq", "in")):
             return route
         if message.payload:  # an empty one is a deletion
-            self._sender.delete_retained(message.topic)
+            self._delete(message.topic, None if route is None else route.cid)
         return None
+
+    def _delete(self, topic: str, cid: ClientId | None) -> None:
+        """Make the broker forget what a device left there, at the pace of its requests: the broker answers each time.
+
+        What is beyond that pace is deleted after a later connection.
+        """
+        bucket = self._bucket(cid) if cid is not None and cid in self.fleet.devices else self._strangers
+        if bucket.allow(self._clock.now_s()):
+            self._sender.delete_retained(topic)
 
     def _on_presence(self, said: Envelope, message: Message) -> None:
         cid = said.cid
         if said.error is not None:
             self.unreadable += 1
             if said.error.code != "bad_version":
-                self._sender.delete_retained(message.topic)
+                self._delete(message.topic, cid)
             elif self._strangers.allow(self._clock.now_s()):
                 self._on_another_version(said, said.error)
             return
