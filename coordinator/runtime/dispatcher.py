@@ -91,10 +91,11 @@ class Dispatcher:
         self._drop_at_s = math.inf
 
     def tick(self) -> None:
-        """Ask, once for each connection, the devices that should have announced themselves to it.
+        """Delete what is due; ask, once for each connection, the devices that should have announced themselves to it.
 
         One that is there answers, also when it heard nothing of the new connection.
         """
+        self._sender.delete_due()
         now_s = self._clock.now_s()
         if now_s >= self._look_at_s:
             self._look_at_s = now_s + LOOK_S
@@ -169,24 +170,15 @@ class Dispatcher:
         if not message.retained or (route is not None and route.kind not in ("rq", "in")):
             return route
         if message.payload:  # an empty one is a deletion
-            self._delete(message.topic, None if route is None else route.cid)
+            self._sender.delete_left(message.topic)
         return None
-
-    def _delete(self, topic: str, cid: ClientId | None) -> None:
-        """Make the broker forget what a device left there, at the pace of its requests: the broker answers each time.
-
-        What is beyond that pace is deleted after a later connection.
-        """
-        bucket = self._bucket(cid) if cid is not None and cid in self.fleet.devices else self._strangers
-        if bucket.allow(self._clock.now_s()):
-            self._sender.delete_retained(topic)
 
     def _on_presence(self, said: Envelope, message: Message) -> None:
         cid = said.cid
         if said.error is not None:
             self.unreadable += 1
             if said.error.code != "bad_version":
-                self._delete(message.topic, cid)
+                self._sender.delete_left(message.topic)
             elif self._strangers.allow(self._clock.now_s()):
                 self._on_another_version(said, said.error)
             return

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coordinator.runtime.dispatcher import REQUESTS_BURST, REQUESTS_PER_S
 from coordinator.storage.status import read_status
 from edge_client.protocol import codecs
 from edge_client.protocol.blocks import manifest_of
@@ -104,16 +103,4 @@ def test_a_flood_of_questions_for_the_nearest_center_is_answered_at_its_pace(fed
     assert len(spy.said("err", cid=LIAR)) <= MOST
     spy.say(HONEST, "near", how="loss", stats=stats, n=9)
     fed.world.run(lambda: any("center" in m for m in spy.said("near", cid=HONEST)), limit_s=5)
-    fed.world.end()
-
-
-@pytest.mark.parametrize("cid", [LIAR, "stranger"])
-def test_presences_that_cannot_be_read_are_deleted_at_the_pace_of_requests(fed: Federation, cid: str) -> None:
-    """Over a slow link 16,000 deletions waited after 14 seconds; tasks and models of all devices waited behind them."""
-    spy, begin_s, topic = Spy(fed.world.broker), fed.world.clock.time_s, Topics(fed.config.federation).state(cid)
-    for _ in range(1_000):
-        spy.publish(topic, b"no presence")
-    fed.world.run(lambda: fed.world.clock.time_s >= begin_s + SECONDS)
-    deleted = [event for event in spy.heard() if event.topic == topic and not event.payload]
-    assert 0 < len(deleted) <= REQUESTS_BURST + REQUESTS_PER_S * SECONDS
     fed.world.end()
