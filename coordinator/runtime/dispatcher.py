@@ -91,10 +91,11 @@ class Dispatcher:
         self._drop_at_s = math.inf
 
     def tick(self) -> None:
-        """Ask, once for each connection, the devices that should have announced themselves to it.
+        """Delete what is due; ask, once for each connection, the devices that should have announced themselves to it.
 
         One that is there answers, also when it heard nothing of the new connection.
         """
+        self._sender.delete_due()
         now_s = self._clock.now_s()
         if now_s >= self._look_at_s:
             self._look_at_s = now_s + LOOK_S
@@ -169,7 +170,7 @@ class Dispatcher:
         if not message.retained or (route is not None and route.kind not in ("rq", "in")):
             return route
         if message.payload:  # an empty one is a deletion
-            self._sender.delete_retained(message.topic)
+            self._sender.delete_left(message.topic)
         return None
 
     def _on_presence(self, said: Envelope, message: Message) -> None:
@@ -177,7 +178,7 @@ class Dispatcher:
         if said.error is not None:
             self.unreadable += 1
             if said.error.code != "bad_version":
-                self._sender.delete_retained(message.topic)
+                self._sender.delete_left(message.topic)
             elif self._strangers.allow(self._clock.now_s()):
                 self._on_another_version(said, said.error)
             return

@@ -5,6 +5,7 @@ Counts the bytes of payload that are sent.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,8 @@ from edge_client.transport.clock import Clock
 
 RETRY_MS = 30_000  # a storage error rarely ends sooner
 UPLOAD_WINDOW = 16  # blocks that a device may have open, either way
+MAX_DELETIONS = 64  # messages that the broker has not acknowledged; with these it takes blocks still (block_server.py)
+MAX_LEFT_BYTES = 16 << 20  # a topic has up to 64 KiB
 SUPPORTED_PROTOCOLS = (1,)
 SOURCES = ("mqtt",)
 
@@ -41,6 +44,8 @@ class CoordinatorSender:
     link: int = 0  # how many connections to the broker there were
     bytes_down: int = 0
     _count: int = field(default=0, repr=False)
+    _left: dict[str, None] = field(default_factory=dict, repr=False)  # topics of what devices have left at the broker
+    _left_bytes: int = field(default=0, repr=False)
 
     def open(self, dial: Dial) -> Transport:
         """Make the transport that carries every message; its will says that this coordinator is offline."""
@@ -57,6 +62,25 @@ class CoordinatorSender:
     def delete_retained(self, topic: str) -> None:
         """Make the broker forget the retained message of a topic."""
         self._publish(topic, b"", retain=True)
+
+    def delete_left(self, topic: str) -> None:
+        """The same for what a device has left, when few messages wait for the broker: else they all wait for these.
+
+        Beyond MAX_LEFT_BYTES of such topics it stays until a later connection, which is told of it again.
+        """
+        size = sys.getsizeof(topic)
+        if topic not in self._left and self._left_bytes + size <= MAX_LEFT_BYTES:
+            self._left[topic] = None
+            self._left_bytes += size
+        self.delete_due()
+
+    def delete_due(self) -> None:
+        """Delete what devices have left and the broker has room for."""
+        while self._left and not self.is_congested(MAX_DELETIONS):
+            topic = next(iter(self._left))
+            del self._left[topic]
+            self._left_bytes -= sys.getsizeof(topic)
+            self.delete_retained(topic)
 
     def send(self, cid: str, kind: str, **fields: Any) -> str:  # noqa: ANN401 - the message's fields
         """One control message to one device; -> its id."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,12 +12,12 @@ from coordinator.identity.broker_acl import COORDINATOR_CLIENT_ID
 from coordinator.runtime.block_server import BlockServer
 from coordinator.runtime.dispatcher import Dispatcher
 from coordinator.runtime.presence import FleetPresence
-from coordinator.runtime.sender import CoordinatorSender
+from coordinator.runtime.sender import MAX_DELETIONS, CoordinatorSender
 from coordinator.storage.event_log import EventLog
 from coordinator.storage.store import Store
 from edge_client.protocol import messages
 from edge_client.protocol.topics import Topics
-from tests.support.guarded_broker import FEDERATION, Guarded, GuardedClient, guarded_broker
+from tests.support.guarded_broker import FEDERATION, PATIENCE_S, Guarded, GuardedClient, guarded_broker
 from tests.support.virtual_time import VirtualClock
 
 pytestmark = pytest.mark.broker
@@ -103,6 +104,28 @@ def test_what_was_left_while_no_coordinator_was_there_is_deleted_when_one_comes(
     coordinator = Coordinator(store, broker.client(COORDINATOR_CLIENT_ID))
     for _ in range(2):  # the second mark follows the deletions
         coordinator.take(coordinator.client.mark(TOPICS.request("ready")))
+    assert MALLORY not in "".join(_kept(broker))
+
+
+def test_a_flood_of_what_is_deleted_does_not_hold_up_what_the_coordinator_says(broker: Guarded, store: Store) -> None:
+    """Over a slow link 16,000 deletions waited after 14 seconds; tasks and models of all devices waited behind them."""
+    coordinator = Coordinator(store, broker.client(COORDINATOR_CLIENT_ID))
+    coordinator.take(coordinator.client.mark(TOPICS.request("ready")))
+    mallory, many = broker.client(MALLORY), [TOPICS.upload(0, MALLORY, f"{i:016x}", 0) for i in range(500)]
+    for topic in many:
+        mallory.publish(topic, b"left", retain=True)
+    left = coordinator.client.until(mallory.mark(TOPICS.request(MALLORY)))
+    broker.process.send_signal(signal.SIGSTOP)
+    try:
+        for message in left:
+            coordinator.dispatcher.dispatch(message)
+        is_free = coordinator.client.transport.drain(MAX_DELETIONS + 1, 0.0)
+    finally:
+        broker.process.send_signal(signal.SIGCONT)
+    assert is_free
+    for _ in many:  # more of them than are needed
+        coordinator.client.transport.drain(0, PATIENCE_S)
+        coordinator.dispatcher.tick()
     assert MALLORY not in "".join(_kept(broker))
 
 
