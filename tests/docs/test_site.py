@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import fedcenters
+from tests.support.browser import Open
 from tests.support.doc_pages import DOCS, ROOT
 
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.glob("*.md"), *DOCS.glob("*.ipynb")])
@@ -48,6 +49,27 @@ def test_each_linked_heading_exists(page: Path) -> None:
         if (target := page.parent / file if file else page).suffix == ".md" and heading not in headings(target)
     ]
     assert wrong == []
+
+
+@pytest.fixture(scope="module")
+def drawings(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site's page of ARCHITECTURE.md, which has the widest blocks that do not wrap."""
+    out = tmp_path_factory.mktemp("site")
+    words = ["-Q", "-D", "include_patterns=docs/site/index.md,ARCHITECTURE.md", "-c", "docs/site", "-b", "html", "."]
+    subprocess.run([sys.executable, "-m", "sphinx", *words, str(out)], cwd=ROOT, check=True)
+    return out / "ARCHITECTURE.html"
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("width", [390, 1000, 1200, 1330, 1600])
+def test_a_page_of_the_site_is_no_wider_than_its_window(drawings: Path, width: int, visit: Open) -> None:
+    page = visit(drawings.as_uri(), size=(width, 900)).page
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    if width >= 1600:
+        assert (
+            page.evaluate("[...document.querySelectorAll('pre')].filter(e => e.scrollWidth > e.clientWidth).length")
+            == 0
+        )
 
 
 @pytest.mark.slow
