@@ -145,19 +145,6 @@ def _cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) 
     return (x1 * x2).sum(dim) / (norms[0] * norms[1])
 
 
-def _isclose(
-    x: Tensor,
-    other: Tensor,
-    rtol: float = 1e-5,
-    atol: float = 1e-8,
-    equal_nan: bool = False,  # noqa: FBT001, FBT002 - torch's own signature
-) -> Tensor:
-    """The formula of torch's documentation; torch's own writes into booleans."""
-    apart = torch.abs(x - other)
-    close = (x == other) | ((apart <= atol + torch.abs(rtol * other)) & torch.isfinite(apart))
-    return close | (torch.isnan(x) & torch.isnan(other)) if equal_nan else close
-
-
 def _adaptive_avg_pool2d(x: Tensor, size: int | Sequence[int | None]) -> Tensor:
     """The mean of whole images; torch's own asks for strides where channels lie last, which no graph has."""
     whole = (size, size) if isinstance(size, int) else tuple(size)
@@ -237,8 +224,6 @@ FORWARD_OVERRIDES: Mapping[Any, Callable[..., Any]] = {
     torch.take_along_dim: _take_along_dim,
     Tensor.take_along_dim: _take_along_dim,
     torch.cdist: _distances,
-    torch.isclose: _isclose,
-    Tensor.isclose: _isclose,
     F.cosine_similarity: _cosine_similarity,
     torch.cosine_similarity: _cosine_similarity,
 }

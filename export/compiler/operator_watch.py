@@ -136,6 +136,14 @@ def check_gradient(source: TraceSource) -> None:
             out, _ = call_module(source.module.train(), state, example_inputs(source, "infer", 2)[-1])
     except UnsupportedOperator:
         return
+    except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as wrong:
+        raise_for_machine(wrong)
+        line = line_of(wrong)
+        raise ProgramRefused(
+            f"model {source.name!r} fails where torch keeps gradients{f', at {line}' if line else ''}: "
+            f"{first_sentence(wrong)}",
+            hint="give a loss's target as y.detach(), and write x = torch.add(x, y) in place of out=",
+        ) from wrong
     given = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
     if given != (2, *source.target):
         raise ProgramRefused(

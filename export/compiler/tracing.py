@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import Dim, ExportedProgram
-from torch.func import functionalize
+from torch.func import functionalize, vjp
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from edge_client.errors import ProgramRefused
@@ -25,7 +25,14 @@ from export.compiler.forward_pass import MAX_BATCH, ForwardPasses, tracing_conte
 from export.compiler.graph_passes.batch_sizes import share_batch_size
 from export.compiler.graph_passes.equal_nodes import merge_equal_nodes, share_maxima
 from export.compiler.operator_watch import one_size_only, operator_name, refuse_operator, refuse_untraceable
-from export.compiler.program_functions import TraceSource, example_inputs, flat_graph, function_ports
+from export.compiler.program_functions import (
+    FlatTensors,
+    Graph,
+    TraceSource,
+    example_inputs,
+    flat_graph,
+    function_ports,
+)
 from export.containers.flat_graph import FlatGraph, exported_as_it_is
 from export.diagnostics import quiet_warnings
 
@@ -113,7 +120,7 @@ def _traced(
     fake = FakeTensorMode(shape_env=sizes, allow_non_fake_inputs=True)
     mine = [_fake(fake, a, dynamic[i].shape if i < len(dynamic) else ()) for i, a in enumerate(args)]
     with fake, enable_python_dispatcher(), tracing_context():
-        graph = flat_graph(source, function, functionalize)
+        graph = flat_graph(source, function, _without_writes if function != "step" else functionalize)
         traced = make_fx(graph, decomposition_table=table)(*mine)
     _check_batch(source, dynamic, mine)
     share_batch_size(traced.graph)
@@ -123,6 +130,16 @@ def _traced(
     own = _own_tensors(traced, fake)
     traced.recompile()
     return traced, own, sizes
+
+
+def _without_writes(inner: Graph) -> Graph:
+    """functionalize, of operators that torch takes apart as for a gradient, as a step's are: what they write inside."""
+
+    def apart(*flat: Tensor) -> FlatTensors:
+        out: FlatTensors = vjp(lambda first: inner(first, *flat[1:]), flat[0])[0]
+        return out
+
+    return functionalize(apart)
 
 
 def _check_batch(source: TraceSource, ports: Sequence[Port], traced: Sequence[Tensor]) -> None:

@@ -151,6 +151,19 @@ def test_a_shift_that_depends_on_values_is_refused_by_its_line_and_without_a_gra
     assert "def forward" not in capfd.readouterr().err
 
 
+class AddedInto(nn.Linear):
+    """Torch takes no gradient of what is written by out=."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = super().forward(x)
+        return torch.add(h, 1, out=torch.empty(h.shape))
+
+
+def test_a_forward_that_torch_itself_cannot_train_is_refused_by_its_line() -> None:
+    with pytest.raises(ProgramRefused, match=r"where torch keeps gradients, at test_tracing.py:[0-9]+: add\(\).*out="):
+        make_source(AddedInto(4, 3), input=(4,))
+
+
 @torch.library.custom_op("tests_of_tracing::doubled", mutates_args=())
 def doubled(x: Tensor) -> Tensor:
     """What a library brings in one piece, with its gradient."""
