@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 SILENCE_TIMEOUT_S = 300.0  # nothing new from a coordinator for so long: give up; a small board compiles for minutes
 POLL_S = 0.1
+COORDINATOR_MODULE, DEVICES_MODULE = "emulator.testbed.coordinator_process", "emulator.testbed.threaded_fleet"
 LEAVE_TIMEOUT_S = 15.0  # for the processes of a finished run
 KEY_FILES = frozenset({CURRENT_KEY_FILE, PUBLIC_KEY_FILE})  # made before the coordinator, whose work is not there
 Events = list[dict[str, Any]]
@@ -60,8 +61,7 @@ class Testbed:
         )
         read_config(config, environ={})
         open_signing_key(self.folder)  # made here, so that no device waits for the coordinator to make it
-        module = "emulator.testbed.coordinator_process"
-        return self.children.python("coordinator", "-m", module, str(os.getpid()), str(config))
+        return self.children.python("coordinator", "-m", COORDINATOR_MODULE, str(os.getpid()), str(config))
 
     def write_device(self, folder: str, cid: str, local: DeviceData, *, engine: str) -> testbed_files.DeviceFiles:
         """A device's own folder in `work`/`folder`."""
@@ -84,7 +84,7 @@ class Testbed:
         workers = []
         for engine in dict.fromkeys(d.engine for d in devices):
             configs = [str(d.config) for d in devices if d.engine == engine]
-            workers.append(self.children.python(f"devices-{engine}", "-m", "emulator.testbed.threaded_fleet", *configs))
+            workers.append(self.children.python(f"devices-{engine}", "-m", DEVICES_MODULE, *configs))
         return workers
 
     def check(self, *, may_leave: Sequence[ChildProcess] = ()) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from torch import nn
 
 from coordinator.models.registry import ModelEntry
+from emulator.testbed.testbed import COORDINATOR_MODULE, DEVICES_MODULE
 from tests.benches.peer import environment
 from tests.benches.processes import CommandFailed, run_watched
 
@@ -68,13 +69,12 @@ def play(devices: int, model: str, secure: str, folder: Path) -> MaskedRoundCost
     record = next(found for found in map(json.loads, lines) if found["event"] == "round")
     if "failed" in record.get("secure", {}):
         raise CommandFailed(record["secure"]["failed"])
-    held = {line: mb for line, mb in used.peaks_mb.items() if " simulate " not in line}
     return MaskedRoundCost(
         up=record["bytes"]["up"] / devices,
         down=record["bytes"]["down"] / devices,
         seconds=record["seconds"],
-        coordinator_mb=max(mb for line, mb in held.items() if "-m coordinator " in line),
-        devices_mb=max(mb for line, mb in held.items() if "-m coordinator " not in line),
+        coordinator_mb=max(mb for line, mb in used.peaks_mb.items() if COORDINATOR_MODULE in line),
+        devices_mb=max(mb for line, mb in used.peaks_mb.items() if DEVICES_MODULE in line),
     )
 
 
