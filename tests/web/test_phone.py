@@ -13,6 +13,7 @@ from playwright.sync_api import expect
 
 from coordinator.identity.signing_key import open_signing_key
 from coordinator.local_broker import free_port
+from coordinator.storage.status import read_status
 from emulator.testbed import testbed_files as stage
 from emulator.testbed.processes import ChildProcesses, DeferredSignals
 from tests.support.browser import MIN_CONTRAST, PHONE, Open, Visit, lowest_contrast, without_focus_ring
@@ -160,6 +161,8 @@ def test_a_phone_trains_beside_python_clients_finds_its_center_and_recognises_a_
             text(page, "doing", "training|Sending|Sent")
             opened.shot("3-training")
             testbed.wait_for("bundle")
+            version = page.evaluate("fetch('join.json').then((answer) => answer.json())")["page"]
+            assert read_status(testbed.folder)["clients"][f"fedcenters-web {version}"] == 1
             me = page.locator("#name").inner_text()
             assert [event["round"] for event in testbed.of("round")] == [1, 2]
             assert all(me in event["assignment"] for event in testbed.of("round"))
