@@ -87,8 +87,8 @@ def read_status(folder: Path) -> dict[str, Any]:
         devices = db.execute(_TAKING_PART, (gone,)).fetchone()[0]
         query = "select name, runs.run, max(round) from runs left join states on states.run = runs.run group by name"
         rounds = {name: (run, number) for name, run, number in db.execute(query).fetchall()}
-        lesson = json.loads(facts.get("lesson", "{}"))
-        runs = {run["name"]: run for run in lesson.get("runs", [])}
+        settings = json.loads(facts.get("lesson", "{}"))
+        runs = {run["name"]: run for run in settings.get("runs", [])}
         newest = {name: _newest_rounds(db, name) for name in runs}
         served, error = (db.execute(query).fetchone()[0] for query in (_SERVED, _ERROR))
         refused = {name: _refusals(db, run) for name, (run, _) in rounds.items()}
@@ -99,7 +99,7 @@ def read_status(folder: Path) -> dict[str, Any]:
         "free_bytes": shutil.disk_usage(folder).free,
         "devices": devices,
         **live,
-        "federation": lesson.get("federation") or live.get("federation"),
+        "federation": settings.get("federation") or live.get("federation"),
         "epoch": int(facts.get("epoch", 0)),
         "exchange": _named(exchange, {run: name for name, (run, _) in rounds.items()}),
         "runs": [

@@ -83,7 +83,7 @@ def play(  # noqa: PLR0913 - the parts of a run
         checkpoints = Checkpoints(
             folder=folder,
             every=args.checkpoint_every if keep or args.checkpoint_every == 0 else args.rounds,
-            lesson=fingerprint(table),
+            fingerprint=fingerprint(table),
             resume=resume,
             marks=marks,
             needed=keep,

@@ -232,18 +232,18 @@ def _checkpoints(job: CellRun, place: CellStorage, strategy: Strategy) -> Checkp
     Settings that came after the version of the checkpoint are no difference at their defaults, as in `--resume`.
     """
     settings = method_settings(strategy)
-    lesson = {"cell": job.cell.key(job.seed), "engine": place.engine, "settings": settings}
-    checkpoints = Checkpoints(folder=job.started(place), every=CHECKPOINT_EVERY, resume=True, lesson=lesson)
+    fingerprint = {"cell": job.cell.key(job.seed), "engine": place.engine, "settings": settings}
+    checkpoints = Checkpoints(folder=job.started(place), every=CHECKPOINT_EVERY, resume=True, fingerprint=fingerprint)
     try:
         found = read_checkpoint(checkpoints.folder)
     except DamagedCheckpoint:
         return replace(checkpoints, resume=False)
     if found is None:
         return checkpoints
-    method, before = {"method": job.cell.row.method}, found[1].lesson
+    method, before = {"method": job.cell.row.method}, found[1].fingerprint
     if other_setting(method | settings, method | before.get("settings", {})) is None:
-        lesson["settings"] = before.get("settings", {})
-    return replace(checkpoints, lesson=lesson, resume=other_setting(lesson, before) is None)
+        fingerprint["settings"] = before.get("settings", {})
+    return replace(checkpoints, fingerprint=fingerprint, resume=other_setting(fingerprint, before) is None)
 
 
 def _keep(path: Path, found: Mapping[str, Any]) -> None:

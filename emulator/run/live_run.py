@@ -59,7 +59,7 @@ class LiveRun:
             state=self.state,
             real_seconds=self.real_seconds,
             network=network,
-            lesson=checkpoints.lesson,
+            fingerprint=checkpoints.fingerprint,
             marks=checkpoints.marks,
         )
         checkpoint.finish_checkpoint(lost.parent, done, self.records)

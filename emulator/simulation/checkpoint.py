@@ -29,6 +29,7 @@ from edge_client.protocol.task import ClientId, Flat
 
 CHECKPOINT_FOLDER = "checkpoint"
 COST = 1 / 20  # of the time, at most, where no number of rounds is given
+FINGERPRINT_KEY = "lesson"  # in run.json, as earlier versions wrote it
 OLD_BY = "by-user:least=2"  # what `fc.fleet(..., by=...)` was told as
 Slot = tuple[ClientId, str]
 
@@ -39,7 +40,7 @@ class DamagedCheckpoint(ConfigError):
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A run after round `round`. `network` is the virtual network; `lesson` has the options that decide results.
+    """A run after round `round`. `network` is the virtual network; `fingerprint` has the options that decide results.
 
     `marks` tell the user's own loss and model from others (run_parts.py).
     """
@@ -48,7 +49,7 @@ class Checkpoint:
     state: State
     real_seconds: list[float]
     network: Mapping[str, Any]
-    lesson: Mapping[str, Any]
+    fingerprint: Mapping[str, Any]
     marks: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -64,7 +65,7 @@ class Checkpoints:
     folder: Path
     every: int | None
     resume: bool
-    lesson: Mapping[str, Any]
+    fingerprint: Mapping[str, Any]
     marks: Mapping[str, Any] = field(default_factory=dict)
     needed: bool = True
 
@@ -77,9 +78,9 @@ class Checkpoints:
     def latest(self) -> tuple[Path, Checkpoint] | None:
         """The checkpoint to resume from and its folder. Raises ConfigError for a checkpoint of another run."""
         found = read_checkpoint(self.folder) if self.resume else None
-        key = other_setting(self.lesson, found[1].lesson) if found else None
+        key = other_setting(self.fingerprint, found[1].fingerprint) if found else None
         if found and key:
-            theirs, mine = found[1].lesson.get(key), self.lesson.get(key)
+            theirs, mine = found[1].fingerprint.get(key), self.fingerprint.get(key)
             raise ConfigError(
                 f"the checkpoint in {self.folder} was made with {key} = {theirs!r}, not {mine!r}",
                 hint="set it as it was, give the run another name, or leave out --resume",
@@ -121,7 +122,8 @@ def begin_checkpoint(folder: Path) -> Path:
 def finish_checkpoint(new: Path, checkpoint: Checkpoint, records: Iterable[RoundRecord]) -> None:
     """Replace the last checkpoint. A process that ends at any moment, or a power cut, leaves a whole checkpoint."""
     (new / "state.safetensors").write_bytes(state_codec.encode_state(checkpoint.state))
-    told = {name: getattr(checkpoint, name) for name in ("round", "real_seconds", "network", "lesson", "marks")}
+    told = {name: getattr(checkpoint, name) for name in ("round", "real_seconds", "network", "marks")}
+    told[FINGERPRINT_KEY] = checkpoint.fingerprint
     (new / "run.json").write_text(json.dumps(told), encoding="utf-8")
     with (new / "records.jsonl").open("w", encoding="utf-8") as lines:
         lines.writelines(json.dumps(record) + "\n" for record in records)
@@ -150,7 +152,7 @@ def read_checkpoint(folder: Path) -> tuple[Path, Checkpoint] | None:
     with reading_checkpoint(place):
         told = json.loads((place / "run.json").read_text(encoding="utf-8"))
         state = state_codec.decode_state((place / "state.safetensors").read_bytes())
-        return place, Checkpoint(state=state, **told)
+        return place, Checkpoint(state=state, fingerprint=told.pop(FINGERPRINT_KEY), **told)
 
 
 @contextmanager

@@ -174,7 +174,7 @@ def played(  # noqa: PLR0913 - a cell has these settings
             EmulatedDevices(learner=learner, local=DrawnDevices(*fleet)),
             RunSettings(rounds=rounds, seed=0, batch=BATCH, evaluation=EvaluationPlan(fraction=share, last=share)),
             progress=ended,
-            checkpoints=Checkpoints(folder=Path(folder), every=1, resume=True, lesson={}) if folder else None,
+            checkpoints=Checkpoints(folder=Path(folder), every=1, resume=True, fingerprint={}) if folder else None,
         )
     if found is not None:
         sha.update(encode_state(found.state) + json.dumps(list(found.records)).encode())

@@ -173,14 +173,14 @@ def test_a_file_of_a_windows_editor_is_read_as_any_other(tmp_path: Path) -> None
     assert read_config(path) == config_from_table(MINIMAL, base=tmp_path)
 
 
-def test_the_lesson_holds_what_decides_results_and_nothing_else(tmp_path: Path) -> None:
-    def lesson(**changes: Anything) -> dict[str, Any]:
+def test_the_fingerprint_holds_what_decides_results_and_nothing_else(tmp_path: Path) -> None:
+    def fingerprint(**changes: Anything) -> dict[str, Any]:
         return config_from_table(table(**changes), base=tmp_path).fingerprint()
 
-    assert lesson() == lesson(broker="mqtt://elsewhere:1", deadline_s=3, folder="other")
-    assert lesson() != lesson(seed=2)
-    assert lesson() != lesson(codec="f32")
-    assert lesson() != lesson(runs=[{"method": "fesem", "num-rounds": 5, "clusters": 4}])
+    assert fingerprint() == fingerprint(broker="mqtt://elsewhere:1", deadline_s=3, folder="other")
+    assert fingerprint() != fingerprint(seed=2)
+    assert fingerprint() != fingerprint(codec="f32")
+    assert fingerprint() != fingerprint(runs=[{"method": "fesem", "num-rounds": 5, "clusters": 4}])
 
 
 def test_a_configuration_cannot_be_built_around_its_checks(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_a_configuration_cannot_be_built_around_its_checks(tmp_path: Path) -> No
         CoordinatorConfig(federation="a/b", broker=good.broker, folder=good.folder, model=good.model, runs=good.runs)
 
 
-def test_who_is_tested_belongs_to_the_lesson_only_where_somebody_is_left_out(tmp_path: Path) -> None:
+def test_who_is_tested_belongs_to_the_fingerprint_only_where_a_device_is_left_out(tmp_path: Path) -> None:
     """A folder from before these keys goes on; one whose exchanges would be others does not."""
     usual, seldom = (
         config_from_table(t, base=tmp_path) for t in (MINIMAL, table(evaluate_every=3, fraction_evaluate=0.5))

@@ -108,7 +108,7 @@ class DrawnWorld:
         stop: int = ROUNDS,
         resume: bool = False,
     ) -> SimulationResult:
-        checkpoints = Checkpoints(folder=place, every=1, resume=resume, lesson={})
+        checkpoints = Checkpoints(folder=place, every=1, resume=resume, fingerprint={})
         live = self.open(checkpoints, local, devices)
         _play_until(run_rounds(live, self.settings, checkpoints=checkpoints), stop)
         return live_result(live)

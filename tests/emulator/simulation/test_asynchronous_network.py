@@ -77,7 +77,7 @@ def test_a_run_that_was_interrupted_ends_with_the_same_bits(method: str, codec: 
             profiles=AWAY,
             channel=channel_factory(codec),
             asynchronous=Asynchronous(concurrency=6, buffer=4),
-            checkpoints=Checkpoints(folder=folder, every=3, resume=resume, lesson={}),
+            checkpoints=Checkpoints(folder=folder, every=3, resume=resume, fingerprint={}),
         )
 
     whole = play(tmp_path / "whole", rounds=9)
@@ -101,7 +101,7 @@ def test_a_run_that_was_interrupted_refuses_the_updates_that_it_would_have_refus
             profiles=AWAY,
             asynchronous=Asynchronous(concurrency=6, buffer=2),
             max_update_ratio=1.05,
-            checkpoints=Checkpoints(folder=folder, every=1, resume=resume, lesson={}),
+            checkpoints=Checkpoints(folder=folder, every=1, resume=resume, fingerprint={}),
         )
 
     whole = play(tmp_path / "whole", rounds=12)
@@ -126,7 +126,7 @@ def test_when_checkpoints_are_written_changes_no_number(codec: str, tmp_path: Pa
             attack=lie,
             channel=channel_factory(codec),
             asynchronous=Asynchronous(concurrency=6, buffer=4),
-            checkpoints=Checkpoints(folder=tmp_path / str(every), every=every, resume=False, lesson={}),
+            checkpoints=Checkpoints(folder=tmp_path / str(every), every=every, resume=False, fingerprint={}),
         )
         for every in (0, 1)
     )
@@ -147,7 +147,7 @@ def test_when_checkpoints_are_written_changes_no_score_of_devices_with_their_own
             start_of(buffered=True),
             devices_of(GROUPED, buffered=True),
             settings,
-            checkpoints=Checkpoints(folder=tmp_path / str(every), every=every, resume=False, lesson={}),
+            checkpoints=Checkpoints(folder=tmp_path / str(every), every=every, resume=False, fingerprint={}),
         )
         for every in (0, 1)
     )

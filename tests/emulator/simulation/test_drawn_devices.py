@@ -59,7 +59,7 @@ def test_drawn_devices_give_the_records_and_the_centers_of_listed_ones(method: s
 @pytest.mark.parametrize("method", ["fedavg", "fesem"])
 def test_a_run_of_drawn_devices_goes_on_with_the_same_bits(method: str, tmp_path: Path) -> None:
     def run(folder: str, **more: Any) -> SimulationResult:  # noqa: ANN401
-        kept = Checkpoints(folder=tmp_path / folder, every=1, resume=True, lesson={})
+        kept = Checkpoints(folder=tmp_path / folder, every=1, resume=True, fingerprint={})
         return play(method, of(fleet_of(40)), share=0.3, checkpoints=kept, **more)
 
     whole = run("whole")

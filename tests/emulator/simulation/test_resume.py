@@ -79,7 +79,7 @@ class Bench:
             self.start,
             fresh,
             RunSettings(rounds=rounds, seed=0, batch=BATCH, channel=channel_factory("i8")),
-            checkpoints=Checkpoints(folder=place, every=every, resume=resume, lesson={"method": method}),
+            checkpoints=Checkpoints(folder=place, every=every, resume=resume, fingerprint={"method": method}),
             **more,
         )
 
@@ -132,7 +132,7 @@ def test_own_models_that_no_checkpoint_had_are_missed_and_not_replaced(bench: Be
     method = OwnModelsLate(local_steps=2)
 
     def play(**more: Any) -> SimulationResult:  # noqa: ANN401
-        checkpoints = Checkpoints(folder=tmp_path, every=1, resume=True, lesson={})
+        checkpoints = Checkpoints(folder=tmp_path, every=1, resume=True, fingerprint={})
         devices = EmulatedDevices(learner=bench.devices.learner, local=bench.devices.local)
         return run_simulation(
             method, bench.start, devices, RunSettings(rounds=4, seed=0, batch=BATCH), checkpoints=checkpoints, **more
@@ -151,7 +151,7 @@ def test_running_statistics_that_stay_on_devices_come_back(method: str, tmp_path
     strategy = make_method(method, **settings)
 
     def play(place: Path, **more: Any) -> SimulationResult:  # noqa: ANN401
-        checkpoints = Checkpoints(folder=place, every=2, resume=True, lesson={})
+        checkpoints = Checkpoints(folder=place, every=2, resume=True, fingerprint={})
         settings = RunSettings(rounds=ROUNDS, seed=0, batch=BATCH)
         start, devices = start_of(buffered=True), devices_of(local, buffered=True)
         return run_simulation(strategy, start, devices, settings, checkpoints=checkpoints, **more)
@@ -170,7 +170,7 @@ def test_own_models_that_a_later_evaluation_is_the_first_to_name_come_back(
     settings = RunSettings(rounds=ROUNDS, seed=0, batch=BATCH, evaluation=EvaluationPlan(every=ROUNDS))
 
     def play(place: Path, **more: Any) -> SimulationResult:  # noqa: ANN401
-        checkpoints = Checkpoints(folder=place, every=1, resume=True, lesson={})
+        checkpoints = Checkpoints(folder=place, every=1, resume=True, fingerprint={})
         return run_simulation(
             strategy, start_of(), devices_of(grouped_fleet(4, 2)), settings, checkpoints=checkpoints, **more
         )

@@ -68,7 +68,7 @@ def test_a_resumed_run_ends_with_the_same_centers(tmp_path: Path) -> None:
     method = make_method("fesem", **SETTINGS, secure="updates+membership")
     whole = run_simulation(method, start_of(), devices_of(LOCAL), RunSettings(rounds=3, seed=0, batch=16))
     for rounds in (2, 3):
-        kept = Checkpoints(folder=tmp_path, every=1, resume=rounds == 3, lesson={})
+        kept = Checkpoints(folder=tmp_path, every=1, resume=rounds == 3, fingerprint={})
         plan = RunSettings(rounds=rounds, seed=0, batch=16)
         resumed = run_simulation(method, start_of(), devices_of(LOCAL), plan, checkpoints=kept)
     assert resumed.state.centers.tobytes() == whole.state.centers.tobytes()
