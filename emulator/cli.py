@@ -7,9 +7,10 @@ edge_client/errors.py.
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 try:
     import typer
@@ -46,8 +47,15 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on s
 
 
 def main() -> None:
-    """Entry point of the console script."""
+    """Entry point of the console script. SIGTERM, as of a cluster's scheduler, ends a command as Ctrl-C does."""
+    signal.signal(signal.SIGTERM, _interrupt)
     app()
+
+
+def _interrupt(signum: int, _: object) -> NoReturn:
+    stopped = KeyboardInterrupt()
+    stopped.exit_code = 128 + signum  # type: ignore[attr-defined]  # run_cli ends with it
+    raise stopped
 
 
 @app.command()

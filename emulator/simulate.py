@@ -30,4 +30,7 @@ def simulate_json(
         except StopIteration as done:
             summary: Record = done.value.summary()
             return summary
-        progress({**so_far.run.records[-1], "real_seconds": so_far.run.real_seconds[-1]})
+        try:
+            progress({**so_far.run.records[-1], "real_seconds": so_far.run.real_seconds[-1]})
+        except KeyboardInterrupt as stopped:
+            run.throw(stopped)  # it says what it keeps

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,21 @@ from tests.support import finished_run
 from tests.support.size_limit import files_of_at_most
 
 RUNNER = CliRunner()
+
+
+def test_sigterm_as_of_a_scheduler_ends_a_run_with_what_is_kept_and_how_to_go_on(tmp_path: Path) -> None:
+    """It ended without a word: the log of a job of SLURM that was cancelled said nothing.
+
+    Nor did Ctrl-C while a round's line was printed.
+    """
+    command = [sys.executable, "-m", "emulator", "simulate", "--devices", "4", "--rounds", "100000"]
+    with subprocess.Popen([*command, "--out", str(tmp_path)], stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert any("round 2/" in line for line in process.stderr)
+        process.terminate()
+        told = process.stderr.read()
+    assert process.returncode == 128 + signal.SIGTERM
+    assert f"Go on with: fedcenters-emulator simulate {tmp_path}" in told
 
 
 def test_simulate_prints_one_json_object_with_the_promised_fields(tmp_path: Path) -> None:
