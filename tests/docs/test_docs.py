@@ -90,6 +90,9 @@ NOT_RUN: Mapping[str, Mapping[str, str]] = {
         r"ray .*|.* --ray .*|export RAY_AUTH_MODE=token": "tests/emulator/parallel/test_ray_pool.py starts clusters",
         r".* --engine stacked": "needs a GPU; pytest -m gpu, and tests/benches/gpu.py",
     },
+    "docs/runs.md": {
+        r"sbatch .*|.*/sweep --kept": "needs SLURM; tests/emulator/experiments/test_cells.py has processes share cells",
+    },
     "docs/security.md": {
         r"mosquitto .*|fedcenters-(coordinator|edge) .*": OTHER_MACHINES,
         r"chown .*": CHOWN,
