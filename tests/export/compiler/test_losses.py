@@ -202,6 +202,10 @@ def huber(outputs: Tensor, targets: Tensor) -> Tensor:
     return F.huber_loss(outputs.sum(1), targets, reduction="none", delta=0.5)
 
 
+def counts(outputs: Tensor, targets: Tensor) -> Tensor:
+    return F.poisson_nll_loss(outputs, targets, full=True, reduction="none").mean(1)
+
+
 def dice(outputs: Tensor, labels: Tensor) -> Tensor:
     shares = torch.softmax(outputs, 1).flatten(2)
     truth = F.one_hot(labels, CLASSES).movedim(-1, 1).flatten(2).to(shares.dtype)
@@ -214,6 +218,7 @@ OWN: dict[str, tuple[nn.Module, Any, Array, Array]] = {
     "label smoothing": (LINE, smoothed, X, RNG.integers(CLASSES, size=6)),
     "bce": (LINE, bce, X, RNG.integers(2, size=(6, CLASSES)).astype(np.float32)),
     "huber": (LINE, huber, X, RNG.standard_normal(6).astype(np.float32)),
+    "counts": (LINE, counts, X, RNG.poisson(2.0, size=(6, CLASSES)).astype(np.float32)),
     "dice": (PIXELS, dice, PIXEL_DATA.x, RNG.integers(CLASSES, size=(9, SIDE, SIDE))),
 }
 
