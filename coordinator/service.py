@@ -211,11 +211,11 @@ class _SignalWaiter:
                 write_stderr(f"{ended.name} has ended, until `serve` is started again: {ended.failure}")
 
     def _stop(self) -> None:
+        for federation in self._federations:
+            federation.server.stop()
         again = "Ctrl-C" if self._came == signal.SIGINT else "signal"
         soon = f"stopping within {STOP_TIMEOUT_S:.0f} s (a second {again}: at once)"
         write_stderr(f"{soon}; started again, it continues where it was")
-        for federation in self._federations:
-            federation.server.stop()
 
     def _on_signal(self, number: int, _frame: object) -> None:
         if self._came:

@@ -30,7 +30,7 @@ _named: frozenset[str] = frozenset()  # threads whose messages begin with the th
 
 
 def write_stderr(text: str) -> None:
-    """Write a line to stderr, also while another thread is in `suppress_output`. Safe in a signal handler."""
+    """Write a line to stderr, also while another thread is in `suppress_output`."""
     text, copy = printable(text), _stderr
     if copy is None:
         put_on_stderr(f"{text}\n")

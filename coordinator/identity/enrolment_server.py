@@ -38,7 +38,6 @@ MAX_BODY_BYTES = 16_384
 MAX_TOKEN_CHARS = 128
 REQUEST_TIMEOUT_S = 20.0  # from the first byte of the handshake to the last of the answer
 MAX_OPEN_REQUESTS, MAX_OPEN_REQUESTS_PER_ADDRESS = 32, 8
-POLL_S = 0.5  # after a signal the listener ends within this time
 
 Report = Callable[[str], None]
 WallClock = Callable[[], dt.datetime]
@@ -184,13 +183,10 @@ def open_enrolment_server(folder: Path, listen: str, *, tell: Report, port: int 
 
 def run_enrolment_server(folder: Path, listen: str, *, tell: Report) -> None:
     """Serve until SIGTERM or Ctrl-C."""
-    came = list[int]()  # signals; their handler takes no lock, which the interrupted thread may hold
     with open_enrolment_server(folder, listen, tell=tell) as server:
-        server.timeout = POLL_S
-        signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
+        signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=server.shutdown, daemon=True).start())
         tell(f"tokens become certificates at port {server.server_address[1]}")
-        while not came:
-            server.handle_request()
+        server.serve_forever()
 
 
 def _shut_down(request: socket.socket) -> None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import datetime as dt
 import os
-import shutil
 import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -318,10 +317,16 @@ class Provisioner:
         there = PurePosixPath(self.plan.broker_folder or str(folder.resolve()))
         conf = broker_acl.mosquitto_conf(there, port=self.plan.port, web_port=self.plan.web_port).encode()
         path, old = folder / "mosquitto.conf", folder / "mosquitto.conf.old"
-        if path.exists() and path.read_bytes() != conf:  # it may have lines of the operator's
-            shutil.copy2(path, old)  # on a full disk the broker keeps its own
+        is_other = path.exists() and path.read_bytes() != conf  # it may have lines of the operator's
+        if is_other:
+            path.replace(old)  # a copy would follow a link that the broker's user put there
             self.kept.append(old)
-        self._put(path, conf)
+        try:
+            self._put(path, conf)
+        except OSError:  # on a full disk the broker keeps its own
+            if is_other:
+                old.replace(path)
+            raise
         with revocation.locked(self.authority.folder):  # a copy of an older list must not follow a newer one
             if self.plan.web_port:
                 self.written += self.web.write_passwords()
@@ -350,9 +355,13 @@ class Provisioner:
         there = (path if path.exists() else path.parent).stat()
         (write_private_file if private else write_atomically)(path, data)
         if not private and os.name == "posix":
-            path.chmod(0o644)
-            if os.geteuid() == 0:
-                os.chown(path, there.st_uid, there.st_gid)
+            file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)  # by now the folder's user may have put a link there
+            try:
+                os.fchmod(file, 0o644)
+                if os.geteuid() == 0:
+                    os.fchown(file, there.st_uid, there.st_gid)
+            finally:
+                os.close(file)
         self.written.append(path)
 
 

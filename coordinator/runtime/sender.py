@@ -18,8 +18,8 @@ from edge_client.transport.clock import Clock
 
 RETRY_MS = 30_000  # a storage error rarely ends sooner
 UPLOAD_WINDOW = 16  # blocks that a device may have open, either way
-MAX_DELETIONS = 64  # messages that the broker has not acknowledged; with these it takes blocks still (block_server.py)
-MAX_LEFT_BYTES = 16 << 20  # a topic has up to 64 KiB
+MAX_DELETIONS = 64  # a deletion waits while more messages are not acknowledged; blocks wait at 256 (block_server.py)
+MAX_LEFT_BYTES = 16 << 20  # of topics whose deletion waits; one has up to 64 KiB
 SUPPORTED_PROTOCOLS = (1,)
 SOURCES = ("mqtt",)
 
@@ -64,9 +64,9 @@ class CoordinatorSender:
         self._publish(topic, b"", retain=True)
 
     def delete_left(self, topic: str) -> None:
-        """The same for what a device has left, when few messages wait for the broker: else they all wait for these.
+        """The same for what a device has left, once few messages wait for the broker: tasks would wait behind a flood.
 
-        Beyond MAX_LEFT_BYTES of such topics it stays until a later connection, which is told of it again.
+        Beyond MAX_LEFT_BYTES of topics the message stays; the broker tells of it again at the next connection.
         """
         size = sys.getsizeof(topic)
         if topic not in self._left and self._left_bytes + size <= MAX_LEFT_BYTES:

@@ -111,7 +111,7 @@ class Server:
         return self._controls.worker is not None and self._controls.worker.is_alive()
 
     def stop(self) -> None:
-        """Ask the server to end cleanly; from a signal handler or another thread."""
+        """Ask the server to end cleanly. From any thread."""
         self._controls.stopping = True
         self._wake()
 

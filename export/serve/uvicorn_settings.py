@@ -70,7 +70,7 @@ class BoundedProtocol(_Http):
             super().send_400_response(msg)
 
     def on_response_complete(self) -> None:
-        if not getattr(self, "pipeline", ()):
+        if not getattr(self, "pipeline", ()):  # h11 has none: it reads on after the answer
             self._unanswered_bytes = 0
         self._await_request()  # first: a request that has come already begins in the call below
         super().on_response_complete()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -9,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.identity import provisioning
 from coordinator.identity.provision_plan import ProvisionPlan
 from coordinator.identity.provisioning import Provisioner
 from coordinator.local_broker import MOSQUITTO_CONF
 from edge_client.protocol.blocks import HEADER, MAX_BLOCK_BYTES
 from edge_client.protocol.topics import MAX_TOPIC_BYTES
+from edge_client.transport.blobs import write_atomically
 from tests.coordinator.identity.test_provisioning import invoke
 from tests.support.guarded_broker import now, provision_federation
 from tests.support.size_limit import files_of_at_most
@@ -98,9 +101,46 @@ def test_a_full_disk_leaves_the_broker_its_configuration(tmp_path: Path) -> None
     conf = tmp_path / "keys" / "broker" / "mosquitto.conf"
     before = conf.read_bytes() + b"log_dest syslog\n"
     conf.write_bytes(before)
-    with files_of_at_most(len(before) - 1), pytest.raises(OSError, match="File too large"):
+    with files_of_at_most(100), pytest.raises(OSError, match="File too large"):
         work.write_infrastructure()
     assert conf.read_bytes() == before
+
+
+def test_what_the_brokers_user_links_to_is_neither_written_nor_copied(tmp_path: Path) -> None:
+    """Root runs `provision` on a folder that is the broker's."""
+    work = provision_federation(tmp_path / "keys")
+    conf, other = tmp_path / "keys" / "broker" / "mosquitto.conf", tmp_path / "other"
+    old = conf.with_suffix(".conf.old")
+    other.write_text("root's")
+    conf.write_text("log_dest syslog\n")
+    old.symlink_to(other)
+    work.write_infrastructure()
+    assert (other.read_text(), old.read_text()) == ("root's", "log_dest syslog\n")
+    conf.unlink()
+    conf.symlink_to(other)
+    with old.open() as held:
+        work.write_infrastructure()
+        assert (other.read_text(), held.read()) == ("root's", "log_dest syslog\n")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="files have other rights there")
+def test_a_link_that_comes_meanwhile_gives_no_rights_to_what_it_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work, other = provision_federation(tmp_path / "keys"), tmp_path / "other"
+    other.touch(0o600)
+    conf = tmp_path / "keys" / "broker" / "mosquitto.conf"
+
+    def write(path: Path, data: bytes) -> None:
+        write_atomically(path, data)
+        path.unlink()
+        path.symlink_to(other)
+
+    monkeypatch.setattr(provisioning, "write_atomically", write)
+    conf.write_text("log_dest syslog\n")
+    with pytest.raises(OSError, match=os.strerror(errno.ELOOP)):
+        work.write_infrastructure()
+    assert stat.S_IMODE(other.stat().st_mode) == 0o600
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root can give a file to another user")
