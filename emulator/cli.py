@@ -10,7 +10,7 @@ import json
 import signal
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 try:
     import typer
@@ -24,6 +24,7 @@ from emulator.command_options import FLAGS, run_option, with_run_options
 from emulator.console import ConsoleProgress
 from emulator.experiments.cli import experiment
 from emulator.options import RUN
+from emulator.stop_signals import DeferredSignals
 from export.command_line import GroupedCommand, handle_errors, make_app
 from export.output_paths import DRAWINGS, check_output_file, check_output_folder
 
@@ -47,15 +48,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on s
 
 
 def main() -> None:
-    """Entry point of the console script. SIGTERM, as of a cluster's scheduler, ends a command as Ctrl-C does."""
-    signal.signal(signal.SIGTERM, _interrupt)
+    """Entry point of the console script."""
     app()
-
-
-def _interrupt(signum: int, _: object) -> NoReturn:
-    stopped = KeyboardInterrupt()
-    stopped.exit_code = 128 + signum  # type: ignore[attr-defined]  # run_cli ends with it
-    raise stopped
 
 
 @app.command()
@@ -152,7 +146,8 @@ def simulate(
 
 
 def _in_process(args: SimulateArgs, progress: ConsoleProgress, *, resume: bool) -> dict[str, Any]:
-    with progress.during("reading the data") as busy:
+    # SIGTERM, as of a scheduler, ends the run as Ctrl-C does
+    with DeferredSignals([signal.SIGTERM]), progress.during("reading the data") as busy:
         from emulator.simulate import simulate_json
         from emulator.testbed.monitor import format_milestone
 

@@ -24,13 +24,13 @@ def simulate_json(
     is none. `say` is told of a run that was there before, `busy` what is prepared.
     """
     run = play(resolve_run(args), resume=resume, say=say, busy=busy)
-    while True:
-        try:
+    try:
+        while True:
             so_far = next(run)
-        except StopIteration as done:
-            summary: Record = done.value.summary()
-            return summary
-        try:
             progress({**so_far.run.records[-1], "real_seconds": so_far.run.real_seconds[-1]})
-        except KeyboardInterrupt as stopped:
-            run.throw(stopped)  # it says what it keeps
+    except StopIteration as done:
+        summary: Record = done.value.summary()
+        return summary
+    except KeyboardInterrupt as stopped:  # also between two rounds
+        run.throw(stopped)  # it says what it keeps
+        raise

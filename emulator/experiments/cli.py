@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,7 @@ import typer
 from edge_client.errors import UsageError
 from emulator.command_options import run_option
 from emulator.console import ConsoleProgress
+from emulator.stop_signals import DeferredSignals
 from export.command_line import handle_errors
 
 
@@ -97,7 +99,8 @@ def experiment(  # noqa: PLR0913 - a command line
         found = command.dry_run_experiment(prepared)
         print(json.dumps(found) if as_json else found["text"])
         return
-    found = command.run_experiment(prepared, progress.say)
+    with DeferredSignals([signal.SIGTERM]):  # as of a scheduler
+        found = command.run_experiment(prepared, progress.say)
     for what, why in found["reasons"].items():
         progress.say(f"{what} was not run: {why}")
     print(json.dumps(found) if as_json else found["table"])

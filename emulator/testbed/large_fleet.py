@@ -44,9 +44,10 @@ from edge_client.transport.clock import SystemClock
 from edge_client.transport.mqtt import check_encrypted, parse_url
 from edge_client.transport.tls import Credentials, check_subject
 from emulator.data import registry
+from emulator.stop_signals import DeferredSignals
 from emulator.testbed.event_loop import ClientEventLoop, LoopTransport
 from emulator.testbed.parent import stop_with_parent
-from emulator.testbed.processes import ChildProcesses, DeferredSignals
+from emulator.testbed.processes import ChildProcesses
 
 RAM_DISK = Path("/dev/shm")  # noqa: S108 - a device syncs each step to disk; thousands of them would wait for ours
 FILES_PER_DEVICE, PROCESS_FILES = 2, 200  # a socket, and a download under way; the process's own

@@ -23,8 +23,9 @@ from coordinator.identity.signing_key import CURRENT_KEY_FILE, PUBLIC_KEY_FILE, 
 from coordinator.local_broker import Broker, start_broker
 from edge_client.errors import NetworkError
 from emulator.console import ConsoleProgress
+from emulator.stop_signals import DeferredSignals
 from emulator.testbed import monitor, testbed_files
-from emulator.testbed.processes import LOGS_HINT, ChildProcess, ChildProcesses, DeferredSignals
+from emulator.testbed.processes import LOGS_HINT, ChildProcess, ChildProcesses
 
 if TYPE_CHECKING:
     from edge_client.data.dataset import DeviceData

@@ -33,7 +33,8 @@ from coordinator.local_broker import start_broker, terminate_process
 from coordinator.storage.status import read_status
 from edge_client.errors import UsageError
 from emulator.console import ConsoleProgress
-from emulator.testbed.processes import ChildProcess, ChildProcesses, DeferredSignals
+from emulator.stop_signals import DeferredSignals
+from emulator.testbed.processes import ChildProcess, ChildProcesses
 from emulator.testbed.testbed_files import write_toml
 
 if TYPE_CHECKING:

@@ -20,7 +20,8 @@ from paho.mqtt.enums import MQTTProtocolVersion
 from edge_client.protocol.blocks import MAX_BLOCK_BYTES
 from edge_client.transport.base import Connected, Disconnected, Message, Transport, Will, WillSource
 from edge_client.transport.mqtt import MAX_IN_FLIGHT, MqttTransport
-from emulator.testbed.processes import ChildProcess, ChildProcesses, DeferredSignals
+from emulator.stop_signals import DeferredSignals
+from emulator.testbed.processes import ChildProcess, ChildProcesses
 from tests.support import process_fleet
 from tests.support.brokers import KINDS, BrokerKind, Nodes, running
 from tests.support.nets import Net, next_event, next_message, over_mqtt, settle

@@ -15,7 +15,8 @@ from playwright.sync_api import Page, expect
 from coordinator.dashboard.endpoint import LINK_FILE
 from coordinator.local_broker import Broker
 from coordinator.storage.status import read_status
-from emulator.testbed.processes import ChildProcess, ChildProcesses, DeferredSignals
+from emulator.stop_signals import DeferredSignals
+from emulator.testbed.processes import ChildProcess, ChildProcesses
 from tests.support.browser import PHONE, Open, Visit
 from tests.support.process_fleet import DEVICES, SETTINGS, FleetScene, jsonl, until
 

@@ -11,8 +11,9 @@ import pytest
 from coordinator.identity.signing_key import open_signing_key
 from coordinator.local_broker import start_broker
 from edge_client.data.dataset import Dataset, DeviceData
+from emulator.stop_signals import DeferredSignals
 from emulator.testbed import testbed_files
-from emulator.testbed.processes import ChildProcesses, DeferredSignals
+from emulator.testbed.processes import ChildProcesses
 from tests.support import process_fleet
 from tests.support.process_fleet import FleetScene
 

@@ -13,8 +13,9 @@ import pytest
 from coordinator.local_broker import start_broker
 from edge_client.data.dataset import Dataset
 from emulator.data.fleet_split import digits_fleet
+from emulator.stop_signals import DeferredSignals
 from emulator.testbed import testbed_files
-from emulator.testbed.processes import ChildProcesses, DeferredSignals
+from emulator.testbed.processes import ChildProcesses
 from tests.support.process_fleet import DEVICES, RUN, SEED, FleetScene
 
 RUNS = ({**RUN, "num-rounds": 4},)

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import itertools
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -156,3 +160,44 @@ def test_more_centers_than_devices_are_told_on_one_line(
     )
     simulate_json(asked)
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == told
+
+
+class InterruptedBetweenRounds:
+    """Hears what a run is busy with; raises KeyboardInterrupt before the nth line of `simulate_json` after round 1."""
+
+    def __init__(self, nth: int) -> None:
+        self._left, self.told, self.raised = nth, list[str](), False
+
+    def hear(self, what: str) -> None:
+        if what.startswith("round 1/"):
+            frame: FrameType | None = sys._getframe()
+            while frame is not None and frame.f_code is not simulate_json.__code__:
+                frame = frame.f_back
+            assert frame is not None
+            frame.f_trace = self._trace
+            sys.settrace(lambda *_: None)
+
+    def _trace(self, frame: FrameType, event: str, _value: Any) -> Any:  # noqa: ANN401 - see sys.settrace
+        if event == "line" and "so_far" in frame.f_locals and len(frame.f_locals["so_far"].run.records) == 1:
+            self._left -= 1
+            if self._left == 0:
+                self.raised = True
+                raise KeyboardInterrupt
+        return self._trace
+
+
+def test_an_interrupt_between_two_rounds_is_told_with_what_is_kept(tmp_path: Path) -> None:
+    """Between some lines nothing was told, or that no round was finished."""
+    before = sys.gettrace()
+    for nth in itertools.count(1):
+        interrupt = InterruptedBetweenRounds(nth)
+        asked = SimulateArgs(devices=3, rounds=2, out=tmp_path, name=f"run{nth}", settings={"local-steps": "1"})
+        try:
+            simulate_json(asked, say=interrupt.told.append, busy=interrupt.hear)
+        except KeyboardInterrupt:
+            assert "round 1 of 2 is kept in" in interrupt.told[-1]
+        finally:
+            sys.settrace(before)
+        if not interrupt.raised:
+            break
+    assert nth > 2

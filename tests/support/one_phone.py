@@ -11,8 +11,9 @@ from coordinator.local_broker import free_port
 from coordinator.models.registry import build_model
 from coordinator.storage.store import Store
 from edge_client.protocol.task import Flat
+from emulator.stop_signals import DeferredSignals
 from emulator.testbed import testbed_files as stage
-from emulator.testbed.processes import ChildProcesses, DeferredSignals
+from emulator.testbed.processes import ChildProcesses
 from export.compiler.program import CompilerOutput, vector_of
 from tests.support.browser import PHONE, Open, Visit
 from tests.support.phone_page import PATIENCE_MS, listens, served

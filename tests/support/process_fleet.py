@@ -21,9 +21,10 @@ from coordinator.models.registry import build_model
 from coordinator.storage.store import Store
 from edge_client.protocol.task import Array
 from emulator.data.fleet_split import digits_fleet
+from emulator.stop_signals import DeferredSignals
 from emulator.testbed import testbed_files as stage
 from emulator.testbed.monitor import FileTail
-from emulator.testbed.processes import ChildProcess, ChildProcesses, DeferredSignals
+from emulator.testbed.processes import ChildProcess, ChildProcesses
 from export.compiler.program import vector_of
 from tests.support.programs import compiled
 from tests.support.virtual_federation import put_program

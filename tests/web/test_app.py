@@ -18,7 +18,8 @@ from starlette.responses import PlainTextResponse
 from coordinator.config import read_config
 from coordinator.local_broker import free_port
 from coordinator.phone import page_files, routes
-from emulator.testbed.processes import ChildProcesses, DeferredSignals
+from emulator.stop_signals import DeferredSignals
+from emulator.testbed.processes import ChildProcesses
 from tests.support.browser import FLAGS, PHONE, Open, find_chromium
 from tests.support.node import third_party
 from tests.support.phone_federation import RUN, federation_of_one, known_model

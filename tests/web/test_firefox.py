@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from coordinator.local_broker import free_port
-from emulator.testbed.processes import ChildProcesses, DeferredSignals
+from emulator.stop_signals import DeferredSignals
+from emulator.testbed.processes import ChildProcesses
 from tests.support.browser import PHONE
 from tests.support.firefox import FirefoxPage, find_firefox, firefox
 from tests.support.phone_federation import RUN, federation_of_one

@@ -11,7 +11,8 @@ import pytest
 from playwright.sync_api import expect
 
 from coordinator.local_broker import free_port
-from emulator.testbed.processes import ChildProcesses, DeferredSignals
+from emulator.stop_signals import DeferredSignals
+from emulator.testbed.processes import ChildProcesses
 from tests.support.browser import PHONE, Open, Visit
 from tests.support.phone_federation import RUN, federation_of_one, known_model
 from tests.support.phone_page import PATIENCE_MS, load_table, ring, served, text

@@ -15,8 +15,9 @@ from playwright.sync_api import expect
 
 from coordinator.identity.signing_key import open_signing_key
 from coordinator.local_broker import free_port
+from emulator.stop_signals import DeferredSignals
 from emulator.testbed import testbed_files as stage
-from emulator.testbed.processes import ChildProcesses, DeferredSignals
+from emulator.testbed.processes import ChildProcesses
 from tests.support.browser import PHONE, Open, Visit
 from tests.support.phone_page import PATIENCE_MS, digits, listens, load_table, local, served, text
 from tests.support.phone_traffic import overheard

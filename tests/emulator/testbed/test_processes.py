@@ -1,8 +1,7 @@
-"""Children never outlive their parent's wish, and a signal never stops work half-way."""
+"""Children never outlive their parent's wish."""
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -14,8 +13,8 @@ import pytest
 
 from coordinator.local_broker import terminate_process
 from edge_client.errors import FedcentersError, NetworkError
-from edge_client.run_cli import run_cli
-from emulator.testbed.processes import ChildProcesses, DeferredSignals, Interrupted
+from emulator.stop_signals import DeferredSignals
+from emulator.testbed.processes import ChildProcesses
 
 FOREVER = "import time; print('up', flush=True); time.sleep(1000)"
 STUBBORN = (
@@ -80,50 +79,3 @@ def test_what_a_child_prints_goes_to_its_file(tmp_path: Path) -> None:
         child = children.python("data", "-c", "print(6 * 7)", stdout=tmp_path / "out.json")
         child.process.wait()
     assert (tmp_path / "out.json").read_text() == "42\n"
-
-
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_raises_with_its_exit_code(signum: signal.Signals) -> None:
-    with DeferredSignals(), pytest.raises(Interrupted) as raised:
-        os.kill(os.getpid(), signum)
-    assert raised.value.exit_code == 128 + signum
-
-
-def test_a_signal_waits_for_the_end_of_held_work() -> None:
-    done = []
-    with DeferredSignals() as signals, pytest.raises(Interrupted):  # noqa: PT012 - the order is the promise
-        with signals.hold():
-            os.kill(os.getpid(), signal.SIGINT)
-            done.append("work")
-        done.append("more")
-    assert done == ["work"]
-
-
-def test_a_second_signal_does_not_disturb_the_leaving() -> None:
-    with DeferredSignals():
-        with pytest.raises(Interrupted):
-            os.kill(os.getpid(), signal.SIGINT)
-        os.kill(os.getpid(), signal.SIGINT)
-
-
-def test_the_handlers_of_before_come_back() -> None:
-    before = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
-    with DeferredSignals():
-        pass
-    assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)] == before
-
-
-class StoppedDestructor:
-    """An object whose destructor meets a SIGTERM."""
-
-    def __del__(self) -> None:
-        signal.raise_signal(signal.SIGTERM)
-
-
-def test_a_signal_inside_a_destructor_is_not_lost() -> None:
-    def action() -> None:
-        with DeferredSignals():
-            StoppedDestructor()
-            threading.Event().wait(60)
-
-    assert run_cli(action) == 128 + signal.SIGTERM

@@ -15,9 +15,10 @@ from coordinator.local_broker import Broker
 from edge_client.errors import NetworkError
 from edge_client.protocol.topics import check_federation
 from emulator.console import ConsoleProgress
+from emulator.stop_signals import Interrupted
 from emulator.testbed import testbed
 from emulator.testbed.monitor import FileTail
-from emulator.testbed.processes import ChildProcess, Interrupted
+from emulator.testbed.processes import ChildProcess
 from emulator.testbed.simulate_over_mqtt import federation_name
 from emulator.testbed.testbed import run_testbed
 
