@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable, Iterable
 
@@ -16,8 +15,6 @@ from edge_client.protocol.blocks import Manifest
 from edge_client.protocol.topics import routing_label
 from edge_client.protocol.transfer import BlobPull
 from edge_client.transport.blobs import BlobFolder, PartialBlob
-
-log = logging.getLogger(__name__)
 
 SendGet = Callable[[Manifest, list[list[int]], int], str]  # sends one `get` with the last mark; gives its message id
 MAX_POLL_S = 60.0  # the longest time between two looks at a transfer
@@ -79,15 +76,11 @@ class Downloader:
         return MAX_POLL_S if due is None else max(0.0, due - now_s)
 
     def on_block(self, blob_label: str, index: int, payload: bytes) -> None:
-        """Take one block message; what belongs to no transfer or is damaged is dropped."""
+        """Take one block message; one of no transfer is dropped. Raises Malformed for a damaged one."""
         partial, pull = self._partial, self._pull
         if partial is None or pull is None or blob_label != routing_label(partial.manifest.sha256):
             return
-        try:
-            body, self._mark = blocks.unpack_marked_block(payload, partial.manifest, index)
-        except Malformed as wrong:
-            log.warning("dropped a block: %s", wrong.message)
-            return
+        body, self._mark = blocks.unpack_marked_block(payload, partial.manifest, index)
         if partial.write_block(index, body):
             pull.mark_arrived(index)
             self.arrived += 1

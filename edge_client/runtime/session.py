@@ -28,6 +28,7 @@ from edge_client.transport.clock import Clock
 log = logging.getLogger(__name__)
 
 WAIT_CODES = ("busy", "rate")  # the device asks again by itself
+QUIET_S = 600.0
 Handler = Callable[[Mapping[str, Any]], None]
 ClientLoop = Generator[float, Event | None, None]  # yields seconds; is sent the event that came within them, or None
 
@@ -66,7 +67,7 @@ class Session:
         self.downloads = Downloader(self.cache, self.sender.request_blocks)
         self.stopping = threading.Event()
         self.failure: ProtocolError | None = None
-        self._ignored_boot = ""  # of the coordinator whose records were ignored last
+        self._quiet_until_s: dict[str, float] = {}  # by text
         self.is_live = False  # whether the message at hand was sent just now; else the broker had it
 
     def close(self) -> None:
@@ -118,7 +119,7 @@ class Session:
                 return
             message = messages.read_message(event.payload, route.kind)
         except Malformed as wrong:
-            log.warning("cannot read a message on %s: %s", event.topic, wrong.message)
+            self._log("cannot read a message on %.99s: %.200s", event.topic, wrong.message)
             if takes_tasks:
                 self._refuse_unreadable(event.payload, wrong)
             return
@@ -136,9 +137,7 @@ class Session:
             keys, federation = self.config.signing_keys, self.config.federation
             epoch = signing.verify_record(message, keys, federation, known=self.state.epoch)
         except Malformed as wrong:
-            if message["boot"] != self._ignored_boot:
-                log.warning("ignored a coordinator's record: %s", wrong.message)
-            self._ignored_boot = message["boot"]
+            self._log("ignored a coordinator's record: %s", wrong.message)
             return False
         return self.state.see_epoch(epoch, message["key"])
 
@@ -160,12 +159,20 @@ class Session:
             self._handlers[kind](message)
 
     def _on_error(self, message: Mapping[str, Any]) -> None:
-        level = logging.INFO if message["code"] in WAIT_CODES else logging.WARNING
-        log.log(level, "the coordinator answers: %s", message.get("detail") or message["code"])
-        if message["code"] == "not_member":
+        code = message["code"]
+        level = logging.INFO if code in WAIT_CODES else logging.WARNING
+        self._log(f"the coordinator answers {code}: %s", message.get("detail"), level=level)
+        if code == "not_member":
             self.fail("this device is not enrolled here", hint="ask for a new join file")
         wait_s = message.get("retry_ms", self._retry_s * 1000) / 1000
-        self.downloads.on_error(message.get("re"), message["code"], self.clock.now_s() + wait_s)
+        self.downloads.on_error(message.get("re"), code, self.clock.now_s() + wait_s)
+
+    def _log(self, text: str, *facts: object, level: int = logging.WARNING) -> None:
+        """Log what a broker can cause: a line of each text in QUIET_S."""
+        now_s = self.clock.now_s()
+        if now_s >= self._quiet_until_s.get(text, now_s):
+            self._quiet_until_s[text] = now_s + QUIET_S
+            log.log(level, text, *facts)
 
     def _rejoin(self) -> None:
         """The coordinator may have dropped the device's requests: announce it, and ask for the blocks again."""

@@ -114,7 +114,7 @@ class Uploader:
         try:
             owed = missing_blocks(result.update, message.get("have"))
         except Malformed as wrong:
-            log.warning("a credit with a bad bitmap: %s", wrong.message)
+            log.info("a credit with a bad bitmap: %s", wrong.message)
             return
         try:
             self._state.pending_result.verified(result.update.sha256)

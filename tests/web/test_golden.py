@@ -105,6 +105,7 @@ PROMISES = {  # a file of tests beside this one -> what it holds the page to
     "nearest": "a center that cannot be opened does not end the page",
     "scores": "the page tells the errors of a regression",
     "engine": "a phone with too little memory blames neither the program nor the runtime",
+    "inbox": "messages that wait for the page take a bounded part of its memory",
     "transport": "the page dials again and says when it cannot",
     "transfer": "blocks and updates are asked for again where that helps and no longer",
     "screen_lock": "the screen stays on for work alone",
