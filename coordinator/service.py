@@ -294,7 +294,7 @@ def open_store(config: CoordinatorConfig) -> Store:
     """Open the store, and write config.toml beside it: the whole configuration, defaults included.
 
     Raises ConfigError for a setting that no method has, and for a folder with a training that has other settings, or
-    that another coordinator uses: their config.toml stays. Raises FedcentersError for a full disk.
+    that another coordinator uses: their config.toml stays. Raises FedcentersError for a disk that is full or fails.
     """
     import tomli_w
 

@@ -258,13 +258,8 @@ class Provisioner:
         """Write a server's certificate; a new one when the plan has other hosts."""
         path, wanted = folder / f"{stem}.crt", self.plan.hosts
         names = sorted(str(subject_alternative_name(h).value) for h in wanted)
-        other = path.exists() and _names_in(read_certificate(path)) != names
-        self._certify(
-            folder,
-            stem,
-            lambda key: self.authority.issue_server(key, name, wanted, self.now),
-            anew=anew or other,
-        )
+        anew = anew or (path.exists() and _names_in(read_certificate(path)) != names)  # a damaged one may be renewed
+        self._certify(folder, stem, lambda key: self.authority.issue_server(key, name, wanted, self.now), anew=anew)
 
     def _web_server(self) -> None:
         """The same for the browsers' listener, unless the operator has put another certificate there."""

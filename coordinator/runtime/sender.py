@@ -44,7 +44,7 @@ class CoordinatorSender:
     link: int = 0  # how many connections to the broker there were
     bytes_down: int = 0
     _count: int = field(default=0, repr=False)
-    _left: dict[str, None] = field(default_factory=dict, repr=False)  # topics of what devices have left at the broker
+    _left: dict[str, int] = field(default_factory=dict, repr=False)  # topics of what devices left, and their bytes
     _left_bytes: int = field(default=0, repr=False)
 
     def open(self, dial: Dial) -> Transport:
@@ -70,7 +70,7 @@ class CoordinatorSender:
         """
         size = sys.getsizeof(topic)
         if topic not in self._left and self._left_bytes + size <= MAX_LEFT_BYTES:
-            self._left[topic] = None
+            self._left[topic] = size
             self._left_bytes += size
         self.delete_due()
 
@@ -78,8 +78,7 @@ class CoordinatorSender:
         """Delete what devices have left and the broker has room for."""
         while self._left and not self.is_congested(MAX_DELETIONS):
             topic = next(iter(self._left))
-            del self._left[topic]
-            self._left_bytes -= sys.getsizeof(topic)
+            self._left_bytes -= self._left.pop(topic)
             self.delete_retained(topic)
 
     def send(self, cid: str, kind: str, **fields: Any) -> str:  # noqa: ANN401 - the message's fields

@@ -106,6 +106,15 @@ def test_what_ends_soon_is_renewed_but_for_the_authority_and_revoked_devices(tmp
 
 
 @pytest.mark.parametrize(("name", "file"), [("d1", "devices/d1/device.crt"), (BROKER_NAME, "broker/server.crt")])
+def test_a_damaged_certificate_is_renewed(tmp_path: Path, name: str, file: str) -> None:
+    work = provision_federation(tmp_path, "d1")
+    serial = read_certificate(tmp_path / file).serial_number
+    (tmp_path / file).write_bytes(b"")
+    work.renew(name)
+    assert read_certificate(tmp_path / file).serial_number != serial
+
+
+@pytest.mark.parametrize(("name", "file"), [("d1", "devices/d1/device.crt"), (BROKER_NAME, "broker/server.crt")])
 def test_a_full_disk_leaves_the_certificate_that_was_to_be_renewed(tmp_path: Path, name: str, file: str) -> None:
     """It was removed first: a broker that was started again had none."""
     work = provision_federation(tmp_path, "d1")
