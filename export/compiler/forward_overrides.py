@@ -95,14 +95,6 @@ def _linear(x: Tensor, *rest: Any, **named: Any) -> Tensor:  # noqa: ANN401 - to
     return out.reshape(*x.shape[:-1], out.shape[-1])
 
 
-def _rms_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None) -> Tensor:
-    """Zhang and Sennrich 2019, equation 4; torch's own adds eps in place, which no core operator can."""
-    over = list(range(-len(shape), 0))
-    eps = torch.finfo(x.dtype).eps if eps is None else eps
-    out = x * torch.rsqrt(x.square().mean(over, keepdim=True) + eps)
-    return out if weight is None else out * weight
-
-
 def _pad(x: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Tensor:
     """Repetition of the edge or of the whole picks its values by index; other modes stay torch's."""
     if mode not in {"replicate", "circular"}:
@@ -135,14 +127,6 @@ def _distances(x: Tensor, other: Tensor, p: float = 2.0, compute_mode: object = 
         size, farthest = apart.abs(), distances.detach()
         distances = farthest + torch.where(size == farthest.unsqueeze(-1), size - size.detach(), 0 * size).sum(-1)
     return distances
-
-
-def _cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
-    """The formula of torch's documentation; torch's own writes into the norms."""
-    if x1.dim() != x2.dim() or x1.shape[dim] != x2.shape[dim]:  # else the norms of fewer vectors are enough
-        x1, x2 = torch.broadcast_tensors(x1, x2)  # type: ignore[no-untyped-call]
-    norms: list[Tensor] = [torch.linalg.vector_norm(part, 2, dim).clamp_min(eps) for part in (x1, x2)]
-    return (x1 * x2).sum(dim) / (norms[0] * norms[1])
 
 
 def _adaptive_avg_pool2d(x: Tensor, size: int | Sequence[int | None]) -> Tensor:
@@ -210,7 +194,6 @@ FORWARD_OVERRIDES: Mapping[Any, Callable[..., Any]] = {
     **PICK_OVERRIDES,
     **CELL_OVERRIDES,
     F.linear: _linear,
-    F.rms_norm: _rms_norm,
     **DROPOUT_OVERRIDES,
     **POOL_OVERRIDES,
     F.adaptive_avg_pool2d: _adaptive_avg_pool2d,
@@ -224,8 +207,6 @@ FORWARD_OVERRIDES: Mapping[Any, Callable[..., Any]] = {
     torch.take_along_dim: _take_along_dim,
     Tensor.take_along_dim: _take_along_dim,
     torch.cdist: _distances,
-    F.cosine_similarity: _cosine_similarity,
-    torch.cosine_similarity: _cosine_similarity,
 }
 INSIDE_ATTENTION = {  # of F, by name: what F.linear is now may be another thread's replacement
     name: FORWARD_OVERRIDES[getattr(F, name)] for name in ("linear", "dropout", "scaled_dot_product_attention")

@@ -1,4 +1,4 @@
-"""Functions that few runtimes have: inverse trigonometric and hyperbolic ones, erfcx, the gamma function's logarithm.
+"""Functions that few runtimes have: inverse trigonometric and hyperbolic ones, erfc, the gamma function's logarithm.
 
 asin(s) = s + s R(s²) up to s = 1/2, with the rational R of fdlibm (Sun Microsystems, 1993), whose error is below one
 rounding of float64. Beyond it asin(x) = pi/2 - 2 asin(sqrt((1 - x) / 2)). Inverse hyperbolic functions are those of
@@ -144,20 +144,38 @@ def polynomial(factors: Sequence[float], x: Tensor) -> Tensor:
 def erfcx(x: Tensor) -> Tensor:
     """exp(x²) erfc(x); infinite where exp(x²) is, far below 0."""
     x = _float(x)
+    far, grown = _far_erfcx(x), torch.exp(x * x)
+    return torch.where(_is_near(x), grown * (1 - torch.erf(x)), torch.where(x < 0, 2 * grown - far, far))
+
+
+def erfc(x: Tensor) -> Tensor:
+    """1 - erf(x), with its digits where it is small, so that its logarithm is finite."""
+    x = _float(x)
+    far = torch.exp(-x * x) * _far_erfcx(x)
+    return torch.where(_is_near(x), 1 - torch.erf(x), torch.where(x < 0, 2 - far, far))
+
+
+def _is_near(x: Tensor) -> Tensor:
+    return torch.abs(x) < 0.46875  # noqa: PLR2004 - see above
+
+
+def _far_erfcx(x: Tensor) -> Tensor:
+    """The same of |x|, from 0.46875 on."""
     size = torch.abs(x)
-    near, far = size < 0.46875, size > 4  # noqa: PLR2004 - see above
+    far = size > 4  # noqa: PLR2004 - see above
     middle = torch.where(far, torch.ones_like(x), size)
     inverse = torch.reciprocal(torch.where(far, size, torch.ones_like(x)))
     square = inverse * inverse
     rest = square * polynomial(BEYOND_4[0], square) / polynomial(BEYOND_4[1], square)
-    found = torch.where(
+    return torch.where(
         far, inverse * (1 / sqrt(pi) - rest), polynomial(UP_TO_4[0], middle) / polynomial(UP_TO_4[1], middle)
     )
-    grown = torch.exp(x * x)
-    return torch.where(near, grown * (1 - torch.erf(x)), torch.where(x < 0, 2 * grown - found, found))
 
 
-ERROR_DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = {aten.special_erfcx.default: erfcx}
+ERROR_DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = {
+    aten.special_erfcx.default: erfcx,
+    aten.erfc.default: erfc,
+}
 ANGLE_DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = {
     aten.asin.default: asin,
     aten.acos.default: acos,

@@ -34,6 +34,7 @@ NUMBERS = {
     "layer norm": lambda x: F.layer_norm(x, (4,), eps=0.1),
     "rms norm": lambda x: F.rms_norm(x, (4,), eps=0.1),
     "clamp": lambda x: x.clamp(-0.1, 0.7),
+    "clamp by numbers of two kinds": lambda x: x.clamp(0, 0.7) + x.clamp(-0.1, 1),
     "full": lambda x: x * torch.full((4,), 0.1, dtype=x.dtype),
     "full_like": lambda x: torch.full_like(x, 0.1) + x,
     "add": lambda x: torch.add(x, x * x, alpha=0.3),

@@ -1,8 +1,9 @@
-"""An ONNX file computes with every number of the model, however near to 0 or 1 it is."""
+"""An ONNX file computes with every number of the model, however near to 0 or 1 it is, and loads."""
 
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -22,3 +23,19 @@ def test_small_bounds_and_factors_near_one_are_kept() -> None:
     file = to_onnx(torch.export.export(NearNothing(), (x,)), ["x"], ["out"])
     (out,) = run_onnx(file, {"x": x.numpy()})
     np.testing.assert_allclose(out, NearNothing()(x).numpy(), rtol=1e-14)
+
+
+class TwoRanges(nn.Module):
+    """[batch, 4] -> [batch, 4]: one value kept within several ranges."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.relu(x)
+        return x.clamp(-0.1, 0.7) + x.clamp(-0.2, 0.9) + y.clamp(0.1, 0.5).clamp(0.2, 0.4) + y.clamp(0.3, 0.6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_value_may_be_clamped_twice(dtype: torch.dtype) -> None:
+    x = torch.linspace(-1, 1, 12, dtype=dtype).reshape(3, 4)
+    file = to_onnx(torch.export.export(TwoRanges(), (x,)), ["x"], ["out"])
+    (out,) = run_onnx(file, {"x": x.numpy()})
+    np.testing.assert_allclose(out, TwoRanges()(x).numpy(), rtol=1e-6)
