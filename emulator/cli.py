@@ -26,7 +26,7 @@ from emulator.experiments.cli import experiment
 from emulator.options import RUN
 from emulator.stop_signals import DeferredSignals
 from export.command_line import GroupedCommand, handle_errors, make_app
-from export.output_paths import DRAWINGS, check_output_file, check_output_folder, replace_file
+from export.output_paths import DRAWINGS, check_output_file, check_output_folder
 
 if TYPE_CHECKING:
     from emulator.options import SimulateArgs
@@ -194,11 +194,12 @@ def init(
     example: fedcenters-emulator init run.toml --method wecfl
     """
     from emulator.config import example_config
+    from emulator.reports.output_files import write_output
 
     if path.exists() and not force:
         raise UsageError(f"{path} is there already", hint="choose another name, or --force")
     try:
-        replace_file(path, example_config(method).encode())
+        write_output(path, example_config(method).encode())
     except OSError as wrong:
         raise UsageError(f"cannot write {path}: {wrong.strerror}", hint="choose another place") from wrong
     _print_files([path], as_json=as_json)
@@ -320,7 +321,7 @@ def choose_k(  # noqa: PLR0913 - a command line
 
         result = choice.choose_k_json(asked, range(1, most + 1), by, sample=sample, progress=tell, busy=busy)
         if picture is not None:
-            from emulator.reports.save_figure import save_figure
+            from emulator.reports.output_files import save_figure
 
             busy(f"drawing {picture}")
             save_figure(choice.draw_trials(result), picture, dpi=110)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import shlex
-import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from edge_client.errors import UsageError
-from edge_client.transport.blobs import write_atomically
 
 PICTURES = (".pdf", ".png", ".svg")
 DRAWINGS = (".eps", ".ps", ".jpg", ".jpeg", ".tif", ".tiff", ".webp", *PICTURES)  # what matplotlib writes
@@ -39,22 +37,6 @@ def _check_rights(place: Path, folder: Path) -> None:
         raise UsageError(f"{folder} is no folder", hint="name another place to write to")
     if not os.access(place, os.W_OK):
         raise UsageError(f"{place} may not be written", hint="change its rights, or name another place")
-
-
-def replace_file(path: Path, data: bytes) -> None:
-    """Write a user's file, which keeps its rights: what was there stays until the new one is whole, as on a full disk.
-
-    A pipe, a device, or a file in a folder that may not be written is written as it is.
-    """
-    place = path.resolve()  # of a link, what it names
-    if not place.exists():
-        write_atomically(place, data)
-    elif place.is_file() and os.access(place.parent, os.W_OK):
-        rights = stat.S_IMODE(place.stat().st_mode)
-        write_atomically(place, data, private=True)
-        place.chmod(rights)
-    else:
-        place.write_bytes(data)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from coordinator.rounds.metrics import LAST_ROUNDS
 from emulator.experiments.plan import ExperimentPlan, row_label
 from emulator.experiments.table import Results
 from emulator.reports import plots
-from emulator.reports.save_figure import save_figure
+from emulator.reports.output_files import save_figure
 
 Curve = Sequence[float | None]
 WIDTH, HEIGHT = 6.5, 5.8  # inches, of one panel and its part of the legend

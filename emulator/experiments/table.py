@@ -23,7 +23,7 @@ import numpy as np
 from edge_client.errors import UsageError
 from emulator.experiments.measures import MEASURES, Measure
 from emulator.experiments.plan import ExperimentPlan, PaperFigure, TableCell
-from export.output_paths import replace_file
+from emulator.reports.output_files import write_output
 
 Seeds = Sequence[Mapping[str, Any]]  # the finished seeds of a cell
 Results = Callable[[TableCell], Seeds]
@@ -187,7 +187,7 @@ def replace_section(path: Path, name: str, section: str, *, lost: Lost | None = 
         text = before + block + rest.partition(end)[2]
     else:
         text = f"{text.rstrip()}\n\n## {name}\n\n{block}\n".lstrip()
-    replace_file(path, text.encode())
+    write_output(path, text.encode())
 
 
 def _of_metric(plan: ExperimentPlan, name: str) -> list[_Column]:

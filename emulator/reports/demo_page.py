@@ -25,8 +25,8 @@ from emulator.reports.html_page import (
     html_tile,
     html_verdict,
 )
+from emulator.reports.output_files import write_output
 from export.command_line import difference_in_words
-from export.output_paths import replace_file
 
 Event = Mapping[str, Any]
 ACCURACY_CAPTION = (
@@ -116,14 +116,14 @@ def write_report(folder: Path) -> Path:
     """`folder`/report.html from what lies in the folder."""
     story = read_demo_run(folder)
     out = folder / "report.html"
-    replace_file(out, demo_page(story).encode())
+    write_output(out, demo_page(story).encode())
     return out
 
 
 def draw_demo_pictures(folder: Path, out: Path) -> None:
     """The three pictures side by side, for a README; the ending of `out` (.png, .svg) is the format."""
     from emulator.reports import plots
-    from emulator.reports.save_figure import save_figure
+    from emulator.reports.output_files import save_figure
 
     drawn = _drawings(read_demo_run(folder))
     figure = plots.make_figure(15, 4.4, *(drawn[name] for name in ("accuracy", "fleet", "assignment")))

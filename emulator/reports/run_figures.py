@@ -20,8 +20,8 @@ from edge_client.printable import printable_line
 from edge_client.protocol.task import I64, Array, ClientId
 from emulator.reports import display_names, plots
 from emulator.reports.demo_page import no_run, read_events, round_events
+from emulator.reports.output_files import save_figure
 from emulator.reports.pictures import device_map, image_grid, records, share_plots
-from emulator.reports.save_figure import save_figure
 
 DPI = 110
 MAX_PANELS = 4  # true groups with a panel of their own

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle, StepPatch
 
 from emulator.reports import plots
-from emulator.reports.save_figure import save_figure
+from emulator.reports.output_files import save_figure
 from tests.support import finished_run
 from tests.support.browser import MIN_CONTRAST
 from tests.support.size_limit import files_of_at_most
