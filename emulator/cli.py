@@ -193,13 +193,13 @@ def init(
 
     example: fedcenters-emulator init run.toml --method wecfl
     """
-    from edge_client.transport.blobs import write_atomically
     from emulator.config import example_config
+    from emulator.reports.output_files import write_output
 
     if path.exists() and not force:
         raise UsageError(f"{path} is there already", hint="choose another name, or --force")
     try:
-        write_atomically(path, example_config(method).encode())
+        write_output(path, example_config(method).encode())
     except OSError as wrong:
         raise UsageError(f"cannot write {path}: {wrong.strerror}", hint="choose another place") from wrong
     _print_files([path], as_json=as_json)
@@ -321,8 +321,10 @@ def choose_k(  # noqa: PLR0913 - a command line
 
         result = choice.choose_k_json(asked, range(1, most + 1), by, sample=sample, progress=tell, busy=busy)
         if picture is not None:
+            from emulator.reports.output_files import save_figure
+
             busy(f"drawing {picture}")
-            choice.draw_trials(result).savefig(picture, dpi=110)
+            save_figure(choice.draw_trials(result), picture, dpi=110)
     if as_json:
         print(json.dumps(result))
         return
@@ -357,9 +359,7 @@ def report(
         check_output_file(page)
     if picture is not None:
         check_output_file(picture, endings=DRAWINGS)
-    for place in (page, *([] if picture is None else [picture])):
-        if place.exists():
-            progress.say(f"{place} is there; it is replaced")
+    before = [place for place in (page, picture) if place is not None and place.exists()]
     with progress.during(f"reading {', '.join(map(str, runs))}") as busy:
         from emulator.reports import comparison
         from emulator.reports.demo_page import check_demo, write_report
@@ -376,6 +376,8 @@ def report(
             busy(f"drawing {picture}")
             draw(runs[0], picture)
             written.append(picture)
+        for place in before:
+            progress.say(f"{place} was there before, and is replaced")
     _print_files(written, as_json=as_json)
 
 

@@ -133,20 +133,19 @@ def play(  # noqa: PLR0913 - the parts of a run
 def _each_round(
     live: LiveRun, played: Generator[int, bool | None, None], track: EventHandler, result: Callable[[], Result]
 ) -> Generator[Result, bool | None, None]:
-    """Yield the result after each round that is played; a stop between two rounds writes the last one's checkpoint."""
+    """Yield the result after each round that is played; a caller that stops still gets the last round's checkpoint."""
     stop = None
-    while True:
-        try:
+    try:
+        while True:
             played.send(stop)
-        except StopIteration:
-            return
-        track({**live.records[-1], "real_seconds": live.real_seconds[-1]})
-        try:
+            track({**live.records[-1], "real_seconds": live.real_seconds[-1]})
             stop = yield result()
-        except (GeneratorExit, KeyboardInterrupt):
-            with suppress(StopIteration):
-                played.send(True)  # noqa: FBT003 - writes the checkpoint of the last round
-            raise
+    except StopIteration:
+        return
+    except GeneratorExit:
+        with suppress(StopIteration):
+            played.send(True)  # noqa: FBT003 - writes the checkpoint of the last round
+        raise
 
 
 class Start(NamedTuple):

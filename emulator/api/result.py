@@ -337,8 +337,8 @@ class Result:
     def save(self, folder: str | Path) -> Path:
         """Write the run's folder, which `report`, `figures`, `bundle` and `--resume` of the commands read.
 
-        A run goes on from `save("runs/mine")` with `fc.simulate(..., out="runs", name="mine", resume=True)`. One of
-        `fc.rounds` without `out` has its checkpoint when its loop is left.
+        A run goes on from `save("runs/mine")` with `fc.simulate(..., out="runs", name="mine", resume=True)`. A result
+        of `fc.rounds` without `out` has a checkpoint once its loop is left.
 
         A run that it replaces, one of the same settings, samples, model and loss, is named on stderr. Raises
         UsageError where the folder has another.

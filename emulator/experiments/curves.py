@@ -21,6 +21,7 @@ from coordinator.rounds.metrics import LAST_ROUNDS
 from emulator.experiments.plan import ExperimentPlan, row_label
 from emulator.experiments.table import Results
 from emulator.reports import plots
+from emulator.reports.output_files import save_figure
 
 Curve = Sequence[float | None]
 WIDTH, HEIGHT = 6.5, 5.8  # inches, of one panel and its part of the legend
@@ -53,7 +54,7 @@ def draw_table_curves(plan: ExperimentPlan, results: Results, out: Path) -> bool
     figure = plots.make_figure(WIDTH * len(drawings), HEIGHT, *drawings)
     with rc_context(plots.STYLE):
         _draw_legend(figure, looks)
-        figure.savefig(out, metadata=NO_DATE.get(out.suffix))
+        save_figure(figure, out, metadata=NO_DATE.get(out.suffix))
     return True
 
 

@@ -14,7 +14,6 @@ seed, with Student's 95 % interval.
 from __future__ import annotations
 
 import re
-import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,9 +21,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from edge_client.errors import UsageError
-from edge_client.transport.blobs import write_atomically
 from emulator.experiments.measures import MEASURES, Measure
 from emulator.experiments.plan import ExperimentPlan, PaperFigure, TableCell
+from emulator.reports.output_files import write_output
 
 Seeds = Sequence[Mapping[str, Any]]  # the finished seeds of a cell
 Results = Callable[[TableCell], Seeds]
@@ -188,11 +187,7 @@ def replace_section(path: Path, name: str, section: str, *, lost: Lost | None = 
         text = before + block + rest.partition(end)[2]
     else:
         text = f"{text.rstrip()}\n\n## {name}\n\n{block}\n".lstrip()
-    document = path.resolve()  # the user's, as are its rights
-    rights = stat.S_IMODE(document.stat().st_mode) if document.exists() else None
-    write_atomically(document, text.encode(), private=rights is not None)
-    if rights is not None:
-        document.chmod(rights)
+    write_output(path, text.encode())
 
 
 def _of_metric(plan: ExperimentPlan, name: str) -> list[_Column]:

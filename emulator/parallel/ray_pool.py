@@ -135,29 +135,35 @@ class RayWorkerPool(EmulatedDevices):
 
 
 @contextmanager
-def open_ray_pool(recipe: Recipe, local: Mapping[ClientId, DeviceData], *, address: str) -> Iterator[RayWorkerPool]:
-    """The devices of `local` on the cluster at `address` (host:port, or "auto" for the one of this machine).
+def connect_to_ray(address: str) -> Iterator[None]:
+    """The cluster at `address` (host:port, or "auto" for the one of this machine), for `make_ray_pool`.
 
     Raises RuntimeMissing without Ray, NetworkError where no cluster answers.
     """
-    check_listening(address)
+    _check_listening(address)
     ray = _ray()
     try:
         ray.init(address=address, configure_logging=False, log_to_driver=False)
     except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as wrong:
         raise _no_cluster(address, wrong) from wrong
     try:
-        groups = _groups(local, int(ray.cluster_resources().get("CPU", 1)) * GROUPS_PER_CPU)
-        yield RayWorkerPool(
-            learner=recipe.open(),
-            local=local,
-            recipe=ray.put(PortableRecipe.from_recipe(recipe) if isinstance(recipe, RuntimeRecipe) else recipe),
-            samples=[ray.put(group) for group in groups],
-            home={who: g for g, group in enumerate(groups) for who in group},
-            remote=ray.remote(num_cpus=1, max_retries=TASK_RETRIES)(_on_a_worker),
-        )
+        yield
     finally:
         ray.shutdown()
+
+
+def make_ray_pool(recipe: Recipe, local: Mapping[ClientId, DeviceData]) -> RayWorkerPool:
+    """The devices of `local` on the connected cluster."""
+    ray = _ray()
+    groups = _groups(local, int(ray.cluster_resources().get("CPU", 1)) * GROUPS_PER_CPU)
+    return RayWorkerPool(
+        learner=recipe.open(),
+        local=local,
+        recipe=ray.put(PortableRecipe.from_recipe(recipe) if isinstance(recipe, RuntimeRecipe) else recipe),
+        samples=[ray.put(group) for group in groups],
+        home={who: g for g, group in enumerate(groups) for who in group},
+        remote=ray.remote(num_cpus=1, max_retries=TASK_RETRIES)(_on_a_worker),
+    )
 
 
 _open: dict[str, Learner] = {}  # of this worker process: the one recipe that it has opened
@@ -171,7 +177,7 @@ def _on_a_worker(recipe: list[Any], local: Mapping[ClientId, DeviceData], unit: 
     return run_group_task(_open[where.hex()], local, unit)
 
 
-def check_listening(address: str) -> None:
+def _check_listening(address: str) -> None:
     """Raise NetworkError unless something listens at host:port: Ray itself would try for minutes before it says so."""
     if address == "auto":
         return

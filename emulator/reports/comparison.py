@@ -31,6 +31,7 @@ from emulator.reports.html_page import (
     html_text,
     html_verdict,
 )
+from emulator.reports.output_files import write_output
 from emulator.reports.repeat import FLEET_FILE, own_loss_of, repeat_in_python, show_coordinator
 from emulator.reports.run_settings import differing_settings, one_sided_settings, read_settings
 
@@ -143,7 +144,7 @@ def write_comparison(folders: Sequence[Path], out: Path, *, busy: Callable[[str]
     if wrong:
         raise ConfigError("; ".join(none.message for none in wrong), hint=wrong[0].hint)
     busy(f"drawing {out}")
-    out.write_text(comparison_page(lines), encoding="utf-8")
+    write_output(out, comparison_page(lines).encode())
     return out
 
 

@@ -25,6 +25,7 @@ from emulator.reports.html_page import (
     html_tile,
     html_verdict,
 )
+from emulator.reports.output_files import write_output
 from export.command_line import difference_in_words
 
 Event = Mapping[str, Any]
@@ -115,16 +116,18 @@ def write_report(folder: Path) -> Path:
     """`folder`/report.html from what lies in the folder."""
     story = read_demo_run(folder)
     out = folder / "report.html"
-    out.write_text(demo_page(story), encoding="utf-8")
+    write_output(out, demo_page(story).encode())
     return out
 
 
 def draw_demo_pictures(folder: Path, out: Path) -> None:
     """The three pictures side by side, for a README; the ending of `out` (.png, .svg) is the format."""
     from emulator.reports import plots
+    from emulator.reports.output_files import save_figure
 
     drawn = _drawings(read_demo_run(folder))
-    plots.make_figure(15, 4.4, *(drawn[name] for name in ("accuracy", "fleet", "assignment"))).savefig(out, dpi=110)
+    figure = plots.make_figure(15, 4.4, *(drawn[name] for name in ("accuracy", "fleet", "assignment")))
+    save_figure(figure, out, dpi=110)
 
 
 def demo_page(run: DemoRun) -> str:

@@ -20,6 +20,7 @@ from edge_client.printable import printable_line
 from edge_client.protocol.task import I64, Array, ClientId
 from emulator.reports import display_names, plots
 from emulator.reports.demo_page import no_run, read_events, round_events
+from emulator.reports.output_files import save_figure
 from emulator.reports.pictures import device_map, image_grid, records, share_plots
 
 DPI = 110
@@ -78,9 +79,8 @@ def draw_run(
             continue
         busy(f"drawing {name}.png")
         written.append(out / f"{name}.png")
-        plots.make_figure(picture.width, picture.height, *picture.panels).savefig(
-            written[-1], dpi=DPI, bbox_inches="tight"
-        )
+        figure = plots.make_figure(picture.width, picture.height, *picture.panels)
+        save_figure(figure, written[-1], dpi=DPI, bbox_inches="tight")
     return written
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ from emulator.data.fleet_split import FleetData
 from emulator.engines.engine_spec import EngineSpec
 from emulator.options import SimulateArgs
 from emulator.parallel.process_pool import open_pool
-from emulator.parallel.ray_pool import check_listening, open_ray_pool
+from emulator.parallel.ray_pool import connect_to_ray, make_ray_pool
 from emulator.run.resolve import ResolvedRun
 from emulator.simulation.emulated_devices import EmulatedDevices
 
@@ -106,14 +106,9 @@ def open_devices(  # noqa: PLR0913 - an engine has these settings
             with open_pool(spec, split.devices, workers=workers) as ready:
                 yield ready
             return
-        if ray:
-            check_listening(ray)  # before the model is prepared
-        with rare_collection():  # imports torch
-            engine_parts = spec.resolve()
-        recipe = engine_parts.recipe
-        if ray:
-            with open_ray_pool(recipe, split.devices, address=ray) as pool:
-                yield pool, engine_parts.initial_model(pool.program)
-            return
-        devices = EmulatedDevices(learner=recipe.open(), local=split.devices)
-        yield devices, engine_parts.initial_model(devices.program)
+        with connect_to_ray(ray) if ray else nullcontext():  # before the model is prepared
+            with rare_collection():  # imports torch
+                engine_parts = spec.resolve()
+            recipe, local = engine_parts.recipe, split.devices
+            devices = make_ray_pool(recipe, local) if ray else EmulatedDevices(learner=recipe.open(), local=local)
+            yield devices, engine_parts.initial_model(devices.program)

@@ -162,7 +162,7 @@ def reading_checkpoint(place: Path) -> Iterator[None]:
         yield
     except (OSError, ValueError, LookupError, TypeError, AttributeError, Malformed) as wrong:
         told = f"{place} cannot be read: {wrong or type(wrong).__name__}"
-        hint = "delete that folder: its run can then begin anew, and what is read of it are its centers"
+        hint = "delete that folder; then the run begins anew, or, if it was finished, its centers alone are loaded"
         raise DamagedCheckpoint(told, hint=hint) from wrong
 
 

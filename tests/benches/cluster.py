@@ -43,7 +43,7 @@ from edge_client.protocol.task import ClientId
 from emulator.engines.cpu.cpu_engine import cpu_recipe
 from emulator.engines.engine_spec import EngineSpec
 from emulator.parallel.process_pool import open_pool
-from emulator.parallel.ray_pool import open_ray_pool
+from emulator.parallel.ray_pool import connect_to_ray, make_ray_pool
 from emulator.run.execute import run_simulation
 from emulator.run.settings import RunSettings
 from emulator.simulation.emulated_devices import EmulatedDevices
@@ -158,9 +158,8 @@ def processes(stack: ExitStack, model: str, local: Mapping[ClientId, DeviceData]
 def on_ray(cpus: list[int], *, loses: bool = False) -> Callable[..., Side]:
     def side(stack: ExitStack, model: str, local: Mapping[ClientId, DeviceData], folder: Path) -> Side:
         cluster = stack.enter_context(nodes(cpus))
-        pool = stack.enter_context(
-            open_ray_pool(cpu_recipe(build_model(model, seed=0)), local, address=cluster.address)
-        )
+        stack.enter_context(connect_to_ray(cluster.address))
+        pool = make_ray_pool(cpu_recipe(build_model(model, seed=0)), local)
 
         def raylets() -> dict[int, str]:
             alive = [cluster.head_node, *cluster.worker_nodes]

@@ -14,6 +14,7 @@ import typer
 from typer.testing import CliRunner
 
 from coordinator.models.members import MODEL_NAMES
+from edge_client.errors import FedcentersError
 from emulator import console
 from emulator.cli import app
 from emulator.config import parse_pairs
@@ -185,6 +186,14 @@ def test_report_writes_the_page_and_the_picture(tmp_path: Path) -> None:
     done = RUNNER.invoke(app, ["report", str(folder), "--picture", str(tmp_path / "readme.png")])
     assert done.exit_code == 0
     assert done.stdout.split() == [str(folder / "report.html"), str(tmp_path / "readme.png")]
+
+
+def test_a_page_of_a_demo_that_does_not_fit_on_the_disk_leaves_the_one_that_was_there(tmp_path: Path) -> None:
+    run, page = finished_run.write_demo_run(tmp_path / "run"), tmp_path / "run" / "report.html"
+    page.write_text("before")
+    with files_of_at_most(9):
+        done = RUNNER.invoke(app, ["report", str(run)])
+    assert (done.exit_code, page.read_text()) == (FedcentersError.exit_code, "before")
 
 
 def test_a_configuration_that_does_not_fit_on_the_disk_is_not_there(tmp_path: Path) -> None:

@@ -19,7 +19,8 @@ from coordinator.strategies.registry import Setting, make_method
 from edge_client.errors import FedcentersError, NetworkError
 from edge_client.protocol.summed_task import SummedFit, SumScale
 from edge_client.protocol.task import OWN_MODEL, ClientId, Fit, OwnModel, Probe, Reply, Task
-from emulator.parallel.ray_pool import RayWorkerPool, open_ray_pool
+from emulator.engines.base import Recipe
+from emulator.parallel.ray_pool import RayWorkerPool, connect_to_ray, make_ray_pool
 from emulator.run.execute import run_simulation
 from emulator.run.settings import RunSettings
 from emulator.simulation import spill
@@ -87,6 +88,12 @@ def same(one: Mapping[ClientId, Reply | str], other: Mapping[ClientId, Reply | s
         np.testing.assert_equal(mine, theirs)
 
 
+@contextmanager
+def opened(recipe: Recipe, cluster: Cluster) -> Iterator[RayWorkerPool]:
+    with connect_to_ray(cluster.address):
+        yield make_ray_pool(recipe, LOCAL)
+
+
 def unrounded(crew: RayWorkerPool) -> RayWorkerPool:
     crew.wire = no_rounding
     return crew
@@ -103,7 +110,7 @@ def test_fits_probes_own_models_and_posteriors_are_the_same_bits(cluster: Cluste
         Fit(start=OWN_MODEL, steps=1, lr=0.1, batch=8, seed=4),
     ]
     alone = devices_of(LOCAL)
-    with open_ray_pool(PlainRecipe(), LOCAL, address=cluster.address) as crew:
+    with opened(PlainRecipe(), cluster) as crew:
         for task in tasks:
             same(unrounded(crew).answers(asked(task)), alone.answers(asked(task)))
             for c in LOCAL:
@@ -118,7 +125,7 @@ def test_running_statistics_that_stay_on_devices_go_with_their_tasks(cluster: Cl
     fit = Fit(start=w, steps=3, lr=0.1, batch=8, seed=1, buffers="own")
     tested = Probe(models=[w], want=frozenset({"loss"}), batch=8, seed=0, split="test", buffers="own")
     alone = devices_of(LOCAL, buffered=True)
-    with open_ray_pool(PlainRecipe(buffered=True), LOCAL, address=cluster.address) as crew:
+    with opened(PlainRecipe(buffered=True), cluster) as crew:
         for task in (fit, tested, fit):
             same(unrounded(crew).answers(asked(task)), alone.answers(asked(task)))
 
@@ -130,7 +137,7 @@ def test_a_whole_run_rounds_on_the_wire_and_has_the_same_centers_and_records(
     """Of sums, the next stage and the test need what the devices trained and chose before."""
     strategy = make_method("fesem", **{"clusters": 2, "local-steps": 3, "batch-size": 8, **more})
     alone = EmulatedDevices(learner=PlainRecipe().open(), local=LOCAL)
-    with open_ray_pool(PlainRecipe(), LOCAL, address=cluster.address) as crew:
+    with opened(PlainRecipe(), cluster) as crew:
         one, other = (
             run_simulation(strategy, W, devices, RunSettings(rounds=2, seed=0, batch=8)) for devices in (alone, crew)
         )
@@ -148,7 +155,7 @@ def test_the_words_of_a_sum_come_one_by_one_from_as_many_devices_as_have_room(
         start=W, steps=1, lr=0.1, batch=8, seed=1, upload=False,
         stage="add", choose="only", centers=centers, scale=scale, open=(0,),
     )  # fmt: skip
-    with open_ray_pool(PlainRecipe(), LOCAL, address=cluster.address) as crew:
+    with opened(PlainRecipe(), cluster) as crew:
         words = crew.each_answer(asked(task))
         next(words)
         assert len(crew.sums.models) == 3
@@ -156,7 +163,7 @@ def test_the_words_of_a_sum_come_one_by_one_from_as_many_devices_as_have_room(
 
 
 def test_what_fails_over_there_is_said_here(cluster: Cluster) -> None:
-    with open_ray_pool(PlainRecipe(), LOCAL, address=cluster.address) as crew:
+    with opened(PlainRecipe(), cluster) as crew:
         crew.recipe = _put(FailingRecipe())
         with pytest.raises(FedcentersError, match="no such engine here"):
             crew.answers(asked(FIT))
@@ -166,7 +173,7 @@ def test_what_fails_over_there_is_said_here(cluster: Cluster) -> None:
 def test_no_cluster_is_an_error_with_a_hint(free_port: int, address: str) -> None:
     with (
         pytest.raises(NetworkError, match="start one with"),
-        open_ray_pool(PlainRecipe(), LOCAL, address=address.format(port=free_port)),
+        connect_to_ray(address.format(port=free_port)),
     ):
         pass
 
@@ -178,7 +185,7 @@ def test_a_node_lost_in_the_middle_of_a_round_changes_nothing() -> None:
     with (
         Gate() as gate,
         started_nodes() as nodes,
-        open_ray_pool(GatedRecipe(port=gate.port), LOCAL, address=nodes.address) as crew,
+        opened(GatedRecipe(port=gate.port), nodes) as crew,
     ):
         unrounded(crew)
         same(crew.answers(asked(FIT)), learned[0])
@@ -209,7 +216,7 @@ def test_a_run_on_three_nodes_goes_on_with_the_same_bits_when_one_is_killed_at_w
     with (
         Gate() as gate,
         started_nodes(3) as nodes,
-        open_ray_pool(GatedRecipe(port=gate.port), LOCAL, address=nodes.address) as crew,
+        opened(GatedRecipe(port=gate.port), nodes) as crew,
     ):
         leaving = list(nodes.worker_nodes)[-1]
         raylet = leaving.all_processes["raylet"][0].process.pid

@@ -14,12 +14,13 @@ from torch import nn
 from typer.testing import CliRunner
 
 import fedcenters as fc
-from edge_client.errors import ConfigError
+from edge_client.errors import ConfigError, FedcentersError
 from emulator.cli import app
 from emulator.options import SimulateArgs
 from emulator.reports import comparison, demo_page
 from emulator.reports.repeat import show_coordinator
 from emulator.simulate import simulate_json
+from tests.support.size_limit import files_of_at_most
 
 ASKED = SimulateArgs(engine="lean", devices=6, rounds=3, settings={"local-steps": 3})
 
@@ -128,7 +129,21 @@ def test_the_command_writes_it_into_the_runs_folder(two: list[Path]) -> None:
     assert "is replaced" not in done.stderr
     done = CliRunner().invoke(app, ["report", str(two[0]), "--json"])
     assert json.loads(done.stdout) == {"files": [str(two[0] / "report.html")]}
-    assert f"{two[0] / 'report.html'} is there; it is replaced" in done.stderr
+    assert f"{two[0] / 'report.html'} was there before, and is replaced" in done.stderr
+
+
+def test_a_page_that_does_not_fit_on_the_disk_leaves_the_one_that_was_there(two: list[Path], tmp_path: Path) -> None:
+    """It was cut, and a new one was empty; and an older one was told as replaced before anything was read."""
+    old, new = tmp_path / "old.html", tmp_path / "new.html"
+    old.write_text("before")
+    for page in old, new:
+        with files_of_at_most(9):
+            done = CliRunner().invoke(app, ["report", str(two[0]), "--out", str(page)])
+        assert (done.exit_code, "File too large" in done.stderr) == (FedcentersError.exit_code, True)
+        assert "replaced" not in done.stderr
+    done = CliRunner().invoke(app, ["report", str(tmp_path / "none"), "--out", str(old)])
+    assert (done.exit_code, "replaced" in done.stderr) == (ConfigError.exit_code, False)
+    assert (old.read_text(), new.exists()) == ("before", False)
 
 
 def test_a_picture_of_what_is_no_demo_is_refused_before_the_page_is_written(two: list[Path], tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle, StepPatch
 
 from emulator.reports import plots
+from emulator.reports.output_files import save_figure
 from tests.support import finished_run
 from tests.support.browser import MIN_CONTRAST
+from tests.support.size_limit import files_of_at_most
 
 
 def drawn(*arguments: object, draw: Callable[..., None]) -> Axes:
@@ -251,3 +254,18 @@ def luminance(colour: str) -> float:
     """The relative luminance of WCAG 2.2."""
     r, g, b = (v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in to_rgb(colour))
     return 0.2126 * r + 0.7152 * g + 0.0722 * b
+
+
+def test_a_picture_keeps_its_rights_and_one_that_does_not_fit_on_the_disk_leaves_it(tmp_path: Path) -> None:
+    link, place = tmp_path / "link.svg", tmp_path / "x.svg"
+    link.symlink_to(place)
+    for rights in (0o644, 0o640):
+        save_figure(Figure((1, 1)), link)
+        before = place.read_bytes()
+        with files_of_at_most(9), pytest.raises(OSError, match="File too large"):
+            save_figure(Figure((1, 1)), link)
+        assert (link.is_symlink(), place.read_bytes() == before) == (True, True)
+        place.chmod(rights)
+    save_figure(Figure((2, 1)), link)
+    assert place.stat().st_mode & 0o777 == rights
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link.svg", "x.svg"]
