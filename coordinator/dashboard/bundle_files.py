@@ -12,6 +12,7 @@ from edge_client.errors import FedcentersError
 from edge_client.protocol.messages import parse_json
 from edge_client.protocol.nearest.bundle_fields import MAX_MANIFEST_BYTES
 from export.bundle.reader import MANIFEST_FILE, file_entries
+from export.foreign_files import read_plain_file
 
 MAX_LISTED_FILES = 2_000
 
@@ -38,7 +39,7 @@ class BundleFiles:
 def _entries(folder: Path) -> list[dict[str, Any]]:
     path = folder / MANIFEST_FILE
     try:
-        manifest = parse_json(path.read_bytes(), MAX_MANIFEST_BYTES)
+        manifest = parse_json(read_plain_file(path, MAX_MANIFEST_BYTES), MAX_MANIFEST_BYTES)
         named = [dict(entry) for entry in file_entries(manifest)]
         size = path.stat().st_size
     except (OSError, FedcentersError, KeyError, TypeError, AttributeError):

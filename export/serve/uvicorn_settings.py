@@ -62,6 +62,15 @@ class BoundedProtocol(_Http):
             raise ValueError(f"{MAX_QUEUED} requests wait for the answers before them")
         super().on_message_begin()
 
+    def on_headers_complete(self) -> None:
+        """The answer to a request that asks for another protocol ends the connection: httptools skips its body.
+
+        A body that comes later it reads as the next request, so that one client could put words behind another's.
+        """
+        super().on_headers_complete()
+        if self.parser.should_upgrade():
+            self.cycle.keep_alive = False
+
     def send_400_response(self, msg: str) -> None:
         """What comes is no HTTP. An answer that has begun cannot become another one."""
         if self._is_answering():

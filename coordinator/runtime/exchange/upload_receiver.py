@@ -232,6 +232,7 @@ class UploadReceiver:
         except OSError as full:
             if whole is not None:
                 whole.discard()
+            self.uploads.end(cid)  # else each block on its way has an answer, too
             self.retry(cid, full.strerror)
             return False
         if whole is not None:

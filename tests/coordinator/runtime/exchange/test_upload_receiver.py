@@ -17,6 +17,7 @@ from coordinator.storage.exchange_store import ExchangeKey
 from edge_client.protocol import codecs
 from edge_client.protocol.blocks import Bitmap, Manifest, body_range, manifest_of, pack_block
 from edge_client.protocol.topics import UPLOAD_SHARDS, client_shard
+from edge_client.transport.blobs import PartialBlob
 from tests.support.virtual_federation import BALLAST, BLOCK
 from tests.support.virtual_time import VirtualClock
 from tests.support.wired_coordinator import DEVICES, SAMPLES, WiredCoordinator
@@ -162,6 +163,23 @@ def test_on_a_full_disk_a_device_comes_again_in_half_a_minute_at_whichever_step_
     offer(coordinator, "d0", manifest)
     coordinator.send(KEY, "d0", 0, list(range(manifest.total)))
     assert said(coordinator)[-1]["status"] == "ok"
+
+
+def test_on_a_full_disk_a_device_that_sends_blocks_on_is_told_once(
+    coordinator: WiredCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest, _ = coordinator.update(KEY, "d0", 0)
+    offer(coordinator, "d0", manifest)
+    coordinator.send(KEY, "d0", 0, [0])
+    said(coordinator)
+    assert manifest.total > 2
+    with monkeypatch.context() as patch:
+        patch.setattr(PartialBlob, "write_block", full)
+        coordinator.send(KEY, "d0", 0, list(range(1, manifest.total)) * 3)
+    assert [m["status"] for m in said(coordinator)] == ["retry"]
+    offer(coordinator, "d0", manifest)
+    coordinator.send(KEY, "d0", 0, list(range(1, manifest.total)))
+    assert [m.get("status", m["k"]) for m in said(coordinator)] == ["go", "ok"]
 
 
 def test_an_upload_whose_file_is_gone_begins_again(coordinator: WiredCoordinator) -> None:

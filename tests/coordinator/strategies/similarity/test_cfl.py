@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -62,6 +63,25 @@ def test_a_tree_of_two_levels_is_found_and_every_device_ends_with_its_own_group(
     assert ari([GROUP[c] for c in sorted(GROUP)], [last.assignment[c] for c in sorted(GROUP)]) == 1.0
     for c, k in last.assignment.items():
         np.testing.assert_allclose(last.centers[k], target(GROUP[c]), atol=0.1)
+
+
+@pytest.mark.parametrize(
+    ("method", "centers"), [(CFL(warm_up=1), 1), (CFL(warm_up=1, criterion="absolute", eps_1=1.0, eps_2=3.0), 2)]
+)
+def test_one_long_update_of_the_first_round_raises_the_relative_bound_alone(method: CFL, centers: int) -> None:
+    """As docs/hostile-devices.md says. The honest updates are 5.2 long."""
+    state = method.begin(START, schema(), dict.fromkeys(GROUP, 10), np.random.default_rng(0))
+
+    def lie(exchange: Exchange) -> Replies:
+        replies = answer(exchange, GROUP)
+        honest = replies["d7"].update
+        assert honest is not None
+        return {**replies, "d7": replace(replies["d7"], update=START + 2 * (honest - START))}
+
+    state = drive(method.round(state, schema(), dict.fromkeys(GROUP, 10), np.random.default_rng(0)), lie)
+    for _ in range(10):
+        state = one_round(state, GROUP, method)
+    assert len(state.centers) == centers
 
 
 def test_the_side_of_the_first_device_keeps_the_number_of_its_leaf() -> None:
