@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import math
 import os
 import signal
 import threading
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from coordinator.dashboard.server import DashboardServer
 
 STOP_TIMEOUT_S = 2.0  # after a signal; what takes longer is abandoned, and a restart continues
+POLL_S = 0.5  # a signal whose handler another thread took does not wake the main thread
 EventReporter = Callable[[Mapping[str, Any]], None]  # called with every event of metrics.jsonl
 
 
@@ -196,12 +198,14 @@ class _SignalWaiter:
         return self._came
 
     def _follow(self) -> None:
-        running, leave_s = len(self._federations), None
+        running, leave_s = len(self._federations), math.inf
         while running:
             try:
-                ended = self._news.get(timeout=None if leave_s is None else max(0.0, leave_s - time.monotonic()))
+                ended = self._news.get(timeout=POLL_S)
             except Empty:
-                self._leave_now(EXIT_OK if self._came == signal.SIGTERM else 128 + self._came)
+                if time.monotonic() > leave_s:
+                    self._leave_now(EXIT_OK if self._came == signal.SIGTERM else 128 + self._came)
+                continue
             if ended is None:
                 leave_s = time.monotonic() + STOP_TIMEOUT_S
                 self._stop()

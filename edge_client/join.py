@@ -27,6 +27,7 @@ from edge_client.update.self_update import TRIAL_PATIENCE_S, SelfUpdater
 
 log = logging.getLogger(__name__)
 STOP_TIMEOUT_S = 2.0  # for a task under way, after a signal to stop
+POLL_S = 0.5
 TRIAL_RETRY_S = 5.0
 
 
@@ -104,6 +105,8 @@ def run_clients(clients: Sequence[Client], *, quiet: bool = False) -> int:
                 where = f"{client.config.federation} at {client.config.broker}"
                 write_line(f"{client.config.device_id}: joining {where}")
             thread.start()
+        while over.empty():  # a signal whose handler another thread took does not wake this one
+            threads[0].join(POLL_S)
         came = over.get()
         _stop(clients, threads)
     finally:

@@ -164,6 +164,18 @@ def test_while_it_compiles_what_its_first_device_asks_for_it_says_so_status_know
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_a_signal_that_another_thread_takes_stops_it(tmp_path: Path, free_port: int, number: int, code: int) -> None:
+    """Python calls the handler in the main thread, and does not wake it."""
+    taken = "import signal, threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+    taken += "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGINT])\n"
+    with started("serve", str(written(tmp_path, "home", f"embedded:{free_port}")), code=taken + START) as process:
+        heard(process, "leading home")
+        process.send_signal(number)
+        process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == code
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
 def test_after_a_signal_no_library_is_waited_for(tmp_path: Path, free_port: int, number: int, code: int) -> None:
     """Those of the exporters took the interpreter's end 7 s, of the 10 s that a container has."""
     slow = "import sys\nclass Library:\n    def __del__(self): print('a library ends slowly', file=sys.stderr)\n"

@@ -18,18 +18,21 @@ from edge_client.runtime.client import Client
 
 Trace = Callable[[FrameType, str, Any], Any]
 MOST_LINES = 500
+MOMENT_S = 0.2
 
 
 class InterruptedClient:
-    """Sends the process a signal, and lives until it is stopped."""
+    """Sends a thread of the process, by default the main one, a signal, and lives until it is stopped."""
 
     config = None
 
-    def __init__(self, number: int) -> None:
-        self._number, self._over = number, threading.Event()
+    def __init__(self, number: int, taker: Callable[[], threading.Thread] = threading.main_thread) -> None:
+        self._number, self._taker, self._over = number, taker, threading.Event()
 
     def run(self) -> None:
-        signal.pthread_kill(threading.main_thread().ident or 0, self._number)
+        if self._taker is not threading.main_thread:
+            self._over.wait(MOMENT_S)  # in which the main thread begins to wait
+        signal.pthread_kill(self._taker().ident or 0, self._number)
         self._over.wait()
 
     def stop(self) -> None:
@@ -64,3 +67,10 @@ def test_a_signal_at_any_moment_ends_the_clients(number: int, code: int) -> None
         if not sent:
             break  # it was over before
     assert 10 < nth < MOST_LINES - 1
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, EXIT_OK), (signal.SIGINT, EXIT_INTERRUPTED)])
+def test_a_signal_that_another_thread_takes_ends_the_clients(number: int, code: int) -> None:
+    """Python calls the handler in the main thread, and does not wake it."""
+    client = cast("Client", InterruptedClient(number, threading.current_thread))
+    assert run_clients([client], quiet=True) == code

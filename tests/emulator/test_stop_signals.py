@@ -14,8 +14,12 @@ from emulator.stop_signals import DeferredSignals, Interrupted
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_raises_with_its_exit_code(signum: signal.Signals) -> None:
-    with DeferredSignals(), pytest.raises(Interrupted) as raised:
-        os.kill(os.getpid(), signum)
+    before = signal.signal(signum, signal.SIG_DFL)  # under nohup SIGHUP is ignored
+    try:
+        with DeferredSignals(), pytest.raises(Interrupted) as raised:
+            os.kill(os.getpid(), signum)
+    finally:
+        signal.signal(signum, before)
     assert raised.value.exit_code == 128 + signum
 
 

@@ -176,7 +176,7 @@ def tan(x: Tensor) -> Tensor:
 
 def clamp(x: Tensor, low: float | None = None, high: float | None = None) -> Tensor:
     """With bounds of one kind: torch's ONNX exporter takes no whole number beside another one."""
-    mixed = low is not None and high is not None and type(low) is not type(high)
+    mixed = low is not None and high is not None and isinstance(low, float) is not isinstance(high, float)
     return torch.clamp(x, float(low), float(high)) if mixed else NotImplemented  # type: ignore[arg-type]
 
 
