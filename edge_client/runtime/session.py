@@ -161,7 +161,7 @@ class Session:
     def _on_error(self, message: Mapping[str, Any]) -> None:
         code = message["code"]
         level = logging.INFO if code in WAIT_CODES else logging.WARNING
-        self._log(f"the coordinator answers {code}: %s", message.get("detail"), level=level)
+        self._log(f"the coordinator answers {code}: %s", message.get("detail", "no detail"), level=level)
         if code == "not_member":
             self.fail("this device is not enrolled here", hint="ask for a new join file")
         wait_s = message.get("retry_ms", self._retry_s * 1000) / 1000

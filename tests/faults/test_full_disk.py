@@ -27,21 +27,10 @@ from edge_client.errors import FedcentersError, NetworkError
 from edge_client.transport import blobs
 from tests.faults import full_disk
 from tests.support import softmax_program
+from tests.support.one_round import ONE_ROUND
 from tests.support.virtual_federation import BALLAST, Federation, Spy
 
 DEVICES = 3
-SETTINGS = """
-federation = "home"
-broker = "embedded"
-folder = "run"
-formats = []
-[model]
-name = "digits-mlp"
-engines = ["onnx"]
-[[runs]]
-method = "fedavg"
-num-rounds = 1
-"""
 
 
 class Disk:
@@ -219,7 +208,7 @@ def test_a_start_on_a_full_disk_is_no_fault_of_the_configuration_so_a_service_ma
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "coordinator.toml"
-    path.write_text(SETTINGS)
+    path.write_text(ONE_ROUND)
     disk = Disk(monkeypatch, threading.current_thread().name)
     disk.full = True
     result = CliRunner().invoke(app, ["serve", str(path)])
@@ -234,7 +223,7 @@ def test_a_start_on_a_full_disk_is_no_fault_of_the_configuration_so_a_service_ma
 def test_a_start_on_a_disk_that_fails_is_tried_again_and_does_not_ask_for_room_alone(tmp_path: Path) -> None:
     """It said "No space left on device" of every input or output error of SQLite, as here of a limit of the system."""
     path = tmp_path / "coordinator.toml"
-    path.write_text(SETTINGS)
+    path.write_text(ONE_ROUND)
     limited = "import resource as r; r.setrlimit(r.RLIMIT_FSIZE, (4096, 4096)); from coordinator.__main__ import "
     command = [sys.executable, "-c", limited + "start; start()", "serve", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -17,27 +17,16 @@ from coordinator.service import open_store
 from coordinator.storage.event_log import EventLog
 from coordinator.storage.store import Store
 from edge_client.errors import ConfigError
+from tests.support.one_round import ONE_ROUND
 from tests.support.virtual_federation import Federation
 
-CONFIG = """\
-federation = "home"
-broker = "embedded"
-folder = "run"
-formats = []
-[model]
-name = "digits-mlp"
-engines = ["onnx"]
-[[runs]]
-method = "fedavg"
-num-rounds = 1
-"""
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     path = tmp_path / "coordinator.toml"
-    path.write_text(CONFIG)
+    path.write_text(ONE_ROUND)
     (tmp_path / "run").mkdir()
     (tmp_path / "precious").write_text("precious\n")
     return path
@@ -109,7 +98,7 @@ def test_serve_says_what_is_wrong_with_the_folder_and_what_to_do(
 
 def test_a_folder_of_keys_that_was_not_mounted_is_told_as_that(config: Path) -> None:
     """On a container's read-only root: exit code 70 and "that disk is read-only: name a folder of another one"."""
-    config.write_text(f'signing-folder = "etc/keys"\n{CONFIG}')
+    config.write_text(f'signing-folder = "etc/keys"\n{ONE_ROUND}')
     (config.parent / "etc").mkdir()
     done = with_a_disk(config.parent, "mount -t tmpfs -o ro none etc", "serve coordinator.toml")
     assert done.returncode == 3, done.stderr

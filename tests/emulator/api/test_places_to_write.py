@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import resource
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +12,9 @@ from typer.testing import CliRunner
 import fedcenters as fc
 from edge_client.errors import UsageError
 from export.cli import app as export_app
+from tests.support.size_limit import files_of_at_most
 
 MOST_BYTES = 8_192  # of a file; a center's have 20,000
-
-
-@contextmanager
-def small_files() -> Iterator[None]:
-    """The system refuses to write more into a file, as a full disk does."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (MOST_BYTES, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +25,8 @@ def result() -> fc.Result:
 def test_a_disk_that_takes_no_more_is_told_alike_by_export_and_save(result: fc.Result, tmp_path: Path) -> None:
     result.export(tmp_path / "before", formats=("onnx",))  # so that the cache of programs has it
     for write in (lambda place: result.export(place, formats=("onnx",)), result.save):
-        with small_files(), pytest.raises(UsageError, match=f"cannot write to {tmp_path / 'out'}: File too large"):
+        told = f"cannot write to {tmp_path / 'out'}: File too large"
+        with files_of_at_most(MOST_BYTES), pytest.raises(UsageError, match=told):
             write(tmp_path / "out")
 
 

@@ -188,6 +188,17 @@ def test_an_interrupted_table_says_what_is_kept_what_is_left_and_how_to_go_on(
     assert "| again | - | FedAvg, seed 0: round 5 of 8 kept | - |" in told["table"].splitlines()
 
 
+def stopped_after_six_rounds(job: CellRun, place: CellStorage) -> None:
+    """A process plays the cell, and is stopped after round 6, of which there is a checkpoint."""
+
+    def stop(_: CellRun, record: Record) -> None:
+        if record["round"] == 6:
+            raise ProcessStopped
+
+    with pytest.raises(ProcessStopped):
+        run_cells([job], place, ["accuracy"], stop)
+
+
 @pytest.mark.parametrize(
     ("setting", "then", "heard"),
     [
@@ -203,13 +214,7 @@ def test_a_cell_that_was_begun_with_another_default_begins_anew_and_one_without_
         CellStorage(data=None, out=tmp_path),
         [],
     )
-
-    def stop(_: CellRun, record: Record) -> None:
-        if record["round"] == 6:
-            raise ProcessStopped
-
-    with pytest.raises(ProcessStopped):
-        run_cells([job], place, ["accuracy"], stop)
+    stopped_after_six_rounds(job, place)
     (told,) = job.started(place).rglob("run.json")
     begun = json.loads(told.read_text())
     begun["lesson"]["settings"] |= {setting: then}
@@ -225,13 +230,7 @@ def test_a_cell_whose_devices_models_are_damaged_begins_anew(tmp_path: Path) -> 
     """It was named as one that could not be run, at each start, and a cell with another damaged file began anew."""
     cell, heard = plan.parse_plan("t", TOML.replace('"fedavg"', '"ditto"'), rounds=6).cells[0], list[int]()
     job, place = CellRun(cell=cell, seed=0), CellStorage(data=None, out=tmp_path)
-
-    def stop(_: CellRun, record: Record) -> None:
-        if record["round"] == 6:
-            raise ProcessStopped
-
-    with pytest.raises(ProcessStopped):
-        run_cells([job], place, ["accuracy"], stop)
+    stopped_after_six_rounds(job, place)
     (models,) = job.started(place).rglob("own.npz")
     models.write_bytes(models.read_bytes()[:-100])
     assert run_cells([job], place, ["accuracy"], lambda _, record: heard.append(record["round"])) == {}
