@@ -77,7 +77,7 @@ def _keep_model(folder: Path, model: Model, schema: Schema) -> None:
         with tracing_context():  # so that the graph can be compiled for any batch size, as the module can
             graph = export_center(copy.deepcopy(model.module).cpu().float(), model.input, "pt2")
     except ProgramRefused as wrong:
-        log.warning("fc.load will need model=... for %s: %s", folder, wrong.message)
+        log.warning("fc.load will need model=... for this run: %s", wrong.message)
     else:
         (folder / GRAPH_FILE).write_bytes(graph)
 

@@ -30,7 +30,7 @@ from emulator.data.fleet_split import FleetData
 from emulator.options import SimulateArgs
 from emulator.reports.console_tables import summary_rows
 from emulator.run.execute import SimulationResult
-from emulator.run.folder import open_run_folder
+from emulator.run.folder import open_run_folder, replaced_files
 from emulator.run.run_parts import Marks, run_parts
 from emulator.run.summary import Record, result_summary, told_of_record
 from emulator.run.write import write_run
@@ -355,11 +355,12 @@ class Result:
             in_words_of_python(),
             open_run_folder(args, table, resume=False, say=partial(say, "%s"), parts=parts) as place,
             writing_to(place),
+            replaced_files(place) as new,
         ):
-            self.write(place)
+            self.write(new)
             before = (self.folder or (self.temporary.path if self.temporary else place)) / CHECKPOINT_FOLDER
             if before.is_dir() and before.parent.resolve() != place.resolve():
-                shutil.copytree(before, place / CHECKPOINT_FOLDER, dirs_exist_ok=True)
+                shutil.copytree(before, new / CHECKPOINT_FOLDER)
             elif self.temporary and not before.is_dir() and self.args.checkpoint_every != 0:
                 log.warning("%s has no checkpoint to go on from: save when the loop is left, or give out=", path)
         return path

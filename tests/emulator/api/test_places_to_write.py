@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,27 @@ def test_a_disk_that_takes_no_more_is_told_alike_by_export_and_save(result: fc.R
         told = f"cannot write to {tmp_path / 'out'}: File too large"
         with files_of_at_most(MOST_BYTES), pytest.raises(UsageError, match=told):
             write(tmp_path / "out")
+
+
+def test_a_run_that_does_not_fit_on_the_disk_leaves_the_saved_one_as_it_was(
+    result: fc.Result, tmp_path: Path
+) -> None:
+    """Its files were replaced one by one: the records were new, and the centers were gone."""
+    place = result.save(tmp_path / "mine")
+    before = contents_of(place)
+    later = dataclasses.replace(result, seconds=99.0)
+    with files_of_at_most(MOST_BYTES), pytest.raises(UsageError):
+        later.save(place)
+    assert contents_of(place) == before
+    assert b'"seconds": 99.0' in contents_of(later.save(place))["fleet.json"]
+    assert contents_of(place).keys() == before.keys()
+    with files_of_at_most(MOST_BYTES), pytest.raises(UsageError):
+        result.save(tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+def contents_of(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_a_run_without_a_folder_is_whole_where_its_last_checkpoint_has_no_room(
