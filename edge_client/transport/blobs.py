@@ -34,7 +34,8 @@ MAX_DISK_SHARE = 0.9  # of the free disk; a full disk stops other programs, too
 def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:
     """Replace a file so that after a power cut it holds either its old bytes or the new ones.
 
-    No other user can read a `private` one, whatever the umask.
+    No other user can read a `private` one, whatever the umask. What root writes of these belongs to the file's owner,
+    or the folder's, before and after: a broker's user, for example.
     """
     beside = path.with_name(path.name + ".tmp")
     try:
@@ -42,6 +43,9 @@ def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
+            if private and os.name == "posix" and os.geteuid() == 0:
+                there = (path if path.exists() else path.parent).stat()
+                os.fchown(file.fileno(), there.st_uid, there.st_gid)
     except OSError as wrong:  # a full disk does not need half a file as well
         beside.unlink(missing_ok=True)
         wrong.filename = str(path)

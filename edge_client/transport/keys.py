@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from cryptography import x509
@@ -19,28 +18,15 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import NameOID
 
-from edge_client.durable_files import sync_folder
 from edge_client.errors import ConfigError
+from edge_client.transport.blobs import write_atomically
 from edge_client.transport.tls import check_private_file
 
 
 def write_private_file(path: Path, data: bytes) -> None:
-    """Write a secret beside its place, then rename: a power cut leaves no half key, and its mode is never wider.
-
-    What root writes belongs to the file's owner, or the folder's, before and after: a broker's user, for example.
-    """
+    """Write a secret, and its folder: a power cut leaves no half key, and its mode is never wider."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(path.name + ".new")
-    fresh.unlink(missing_ok=True)
-    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-        if os.name == "posix" and os.geteuid() == 0:
-            there = (path if path.exists() else path.parent).stat()
-            os.fchown(file.fileno(), there.st_uid, there.st_gid)
-    fresh.replace(path)
-    sync_folder(path.parent)  # a token is bound to a key, which must be there after a power cut
+    write_atomically(path, data, private=True)
 
 
 def open_private_key(path: Path) -> ec.EllipticCurvePrivateKey:

@@ -34,6 +34,7 @@ from edge_client.transport.tls import (
 from tests.attacks.test_foreign_certificates import impostor
 from tests.edge_client.transport.test_mqtt import listening
 from tests.support.guarded_broker import now, provision_federation
+from tests.support.size_limit import files_of_at_most
 from tests.support.tls_listener import tls_listener
 
 YEAR = dt.timedelta(days=366)
@@ -93,7 +94,13 @@ def test_a_key_is_on_the_disk_before_it_has_its_name_and_so_is_the_name(
     seen = lambda fd: flushed.append((Path(f"/proc/self/fd/{fd}").readlink().name, key.exists()))  # noqa: E731
     monkeypatch.setattr(os, "fsync", seen)
     open_private_key(key)
-    assert flushed == [("device.key.new", False), (tmp_path.name, True)]
+    assert flushed == [("device.key.tmp", False), (tmp_path.name, True)]
+
+
+def test_a_full_disk_leaves_neither_a_key_nor_a_part_of_one(tmp_path: Path) -> None:
+    with files_of_at_most(100), pytest.raises(OSError, match=f"File too large: '{tmp_path}/device.key'"):
+        open_private_key(tmp_path / "device.key")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_key_of_another_certificate_is_refused(keys: Provisioner) -> None:
