@@ -125,7 +125,7 @@ def _told_where_to_go_on(folder: Path, args: SimulateArgs, table: Table, ended: 
         return f"interrupted; {broken.message}" if asked else ""
     if kept is None:
         why = (
-            "no round was finished" if args.checkpoint_every is None else f"checkpoint-every is {args.checkpoint_every}"
+            "no round was written" if args.checkpoint_every is None else f"checkpoint-every is {args.checkpoint_every}"
         )
         return f"interrupted; nothing is kept: {why}" if asked else ""
     command, last = shlex.join(["fedcenters-emulator", "simulate", str(folder / FILE), "--resume"]), kept[1].round

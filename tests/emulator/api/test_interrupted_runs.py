@@ -242,7 +242,7 @@ def test_an_interrupted_run_of_what_is_ones_own_names_no_command_since_none_has_
     ("every", "rounds", "words"),
     [
         (None, 2, "round 1 of 10 is kept in"),
-        (None, 1, "nothing is kept: no round was finished"),
+        (None, 1, "nothing is kept: no round was written"),
         (5, 2, "nothing is kept: checkpoint-every is 5"),
     ],
 )
