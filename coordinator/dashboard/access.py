@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from coordinator.identity.join_links import PHONE_PATH
+from coordinator.identity.join_links import PHONE_FACTS, PHONE_PATH
 from export.serve.http_gate import Refusal, RequestHead
 from export.serve.listener import is_loopback
 from export.serve.rate_limits import RateLimiter
 
-PHONE_FACTS = f"{PHONE_PATH}/join.json"  # reads the database
 REQUESTS_PER_S, REQUESTS_BURST = 50.0, 200.0
 TOKEN_FAILURES_PER_S, TOKEN_FAILURES_BURST = 0.5, 10.0  # wrong tokens per address
 

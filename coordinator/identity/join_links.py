@@ -6,6 +6,7 @@ import io
 from urllib.parse import quote
 
 PHONE_PATH = "/phone"
+PHONE_FACTS = f"{PHONE_PATH}/join.json"  # reads the database at each request
 LINK_TITLE = "Open on a phone"
 
 

@@ -26,7 +26,7 @@ from starlette.routing import BaseRoute, Route
 
 from coordinator import local_broker as brokers
 from coordinator.config import CoordinatorConfig
-from coordinator.identity.join_links import PHONE_PATH
+from coordinator.identity.join_links import PHONE_FACTS, PHONE_PATH
 from coordinator.identity.signing_key import read_signing_key, trusted_keys
 from coordinator.phone import vendored_files
 from coordinator.phone.page_files import INDEX, MEDIA_TYPES, PageFile, read_page_files
@@ -47,7 +47,7 @@ def phone_routes(config: CoordinatorConfig, *, third: Path | None = None) -> lis
     site = _PhoneHandlers(config, vendored_files.require_files(third or vendored_files.default_folder()))
     return [
         Route(PHONE_PATH, lambda _: RedirectResponse(RELATIVE_PATH)),
-        Route(f"{PHONE_PATH}/join.json", site.join),
+        Route(PHONE_FACTS, site.join),
         Route(f"{PHONE_PATH}/third/{{version}}/{{name}}", site.third),
         Route(f"{PHONE_PATH}/{{version}}/{{name:path}}", site.asset),
         Route(f"{PHONE_PATH}/{{name}}", site.entry),

@@ -15,11 +15,13 @@ from coordinator.identity import join_links
 from coordinator.phone import routes
 from edge_client.errors import NetworkError, UsageError
 from edge_client.printable import put_on_stderr
-from export.serve.http_gate import create_gated_app
+from export.serve.http_gate import Refusal, RequestHead, create_gated_app
 from export.serve.listener import ConnectionSlots, is_loopback, open_listener
+from export.serve.rate_limits import RateLimiter
 from export.serve.uvicorn_settings import uvicorn_config
 
 THIS_COMPUTER = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - all addresses of it are none for a browser
+FACTS_PER_S, FACTS_BURST = 50.0, 200.0  # of an address, which many phones may have
 MAX_CONNECTIONS, MAX_CONNECTIONS_PER_ADDRESS = 512, 64
 
 
@@ -53,7 +55,13 @@ def run_phone_server(path: Path, listen: str, *, url: str, certificate: Path | N
 def phone_app(config: CoordinatorConfig, *, third: Path | None = None) -> ASGIApp:
     """The page; also for a person who types the address without a path."""
     front = Route("/", lambda _: RedirectResponse(routes.RELATIVE_PATH))
-    return create_gated_app([front, *routes.phone_routes(config, third=third)])
+    facts = RateLimiter(FACTS_PER_S, FACTS_BURST)
+
+    def refuse(head: RequestHead) -> Refusal | None:
+        is_flood = head.path == join_links.PHONE_FACTS and facts.wait_s(head.client, head.now_s) > 0
+        return Refusal(status=429, error="too many requests") if is_flood else None
+
+    return create_gated_app([front, *routes.phone_routes(config, third=third)], rule=refuse)
 
 
 def connection_slots(host: str) -> ConnectionSlots:

@@ -355,6 +355,16 @@ def test_an_address_without_a_path_opens_the_page(tmp_path: Path, third: Path) -
     assert "fedcenters on this phone" in opened.text
 
 
+def test_a_flood_of_requests_that_read_the_database_is_refused_and_the_page_is_not(
+    tmp_path: Path, third: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "FACTS_PER_S", 1e-6)
+    monkeypatch.setattr(server, "FACTS_BURST", 2.0)
+    web = TestClient(server.phone_app(config(tmp_path), third=third), base_url="http://127.0.0.1")
+    paths = 3 * ["/phone/join.json"] + 3 * ["/phone/"]
+    assert [web.get(path).status_code for path in paths] == [200, 200, 429, 200, 200, 200]
+
+
 @pytest.mark.parametrize(
     ("listen", "link", "where"),
     [
