@@ -17,7 +17,7 @@ COORDINATOR_CLIENT_ID = "coordinator.0"
 # A device's topics; PROTOCOL.md 14. Only presence is retained, and the coordinator hears all the others.
 RETAINED_PATTERNS = ("st/{name}",)
 PUBLISH_PATTERNS = (*RETAINED_PATTERNS, "rq/{name}", *(f"in/{k}/{{name}}/+/+" for k in range(UPLOAD_SHARDS)))
-SUBSCRIBE_PATTERNS = ("dn/{name}/#", "bc/+", "bb/+/+")
+SUBSCRIBE_PATTERNS = ("dn/{name}/#", "bc/+")
 # Only `pattern` lines hold for every user, so the topics that all devices read are such lines too.
 SHARED_TOPICS_COMMENT = "# Mosquitto warns that two patterns lack '%c' and '%u': every device may read these topics."
 MOSQUITTO_CONF_TEMPLATE = """\

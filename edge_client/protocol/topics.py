@@ -19,7 +19,7 @@ MAX_TOPIC_BYTES = 256  # AWS IoT's bound; ours have at most 135 bytes, and 7 sla
 MAX_TOPIC_NUMBER = 65_535
 UPLOAD_SHARDS = 1  # one aggregator so far
 
-RouteKind = Literal["coord", "cat", "bb", "st", "rq", "in", "t", "b"]
+RouteKind = Literal["coord", "cat", "st", "rq", "in", "t", "b"]
 
 _FEDERATION = re.compile(r"[a-z0-9-]{1,32}")
 _CID = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -82,7 +82,7 @@ def _read_number(text: str) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Route:
-    """What a topic says. `kind` names its row in PROTOCOL.md ("t": to one device, "b": block, "bb": shared block)."""
+    """What a topic says. `kind` names its row in PROTOCOL.md ("t": to one device, "b": block)."""
 
     kind: RouteKind
     cid: str | None = None
@@ -107,10 +107,6 @@ class Topics:
     def catalog(self) -> str:
         """Retained catalog of centers."""
         return self._topic("bc", "cat")
-
-    def shared_block(self, label: str, index: int) -> str:
-        """One block of a blob that many devices need, retained."""
-        return self._topic("bb", _matching(_LABEL, "label", label), _number(index))
 
     def state(self, cid: str) -> str:
         """A device's retained presence, also its will."""
@@ -164,8 +160,6 @@ def _route(topic: str, levels: list[str]) -> Route:  # noqa: PLR0911 - one line 
             return Route(kind="coord")
         case ["bc", "cat"]:
             return Route(kind="cat")
-        case ["bb", label, index]:
-            return Route(kind="bb", label=_matching(_LABEL, "label", label), index=_read_number(index))
         case ["st", cid]:
             return Route(kind="st", cid=check_cid(cid))
         case ["rq", cid]:

@@ -26,7 +26,7 @@ WRITES = {
     "a block to another": TOPICS.down_block(VICTIM, LABEL, 0),
     "the coordinator's record": TOPICS.coord(),
     "the catalog": TOPICS.catalog(),
-    "a broadcast block": f"fc/v1/{FEDERATION}/bb/{LABEL}/0",
+    "blocks to all devices": f"fc/v1/{FEDERATION}/bb/{LABEL}/0",
     "the coordinator's presence": f"fc/v1/{FEDERATION}/st/{COORDINATOR_CLIENT_ID}",
     "below one's own request": f"{TOPICS.request(MALLORY)}/more",
     "another federation": f"fc/v1/other/rq/{MALLORY}",

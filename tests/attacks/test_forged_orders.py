@@ -117,7 +117,7 @@ def test_what_was_planted_before_anybody_came_is_found_out(tmp_path: Path, calm:
     )
     for number, garbage in enumerate(planted):
         topics = [TOPICS.coord(), TOPICS.catalog(), TOPICS.state(VICTIM), TOPICS.state(f"ghost-{number}")]
-        topics += [TOPICS.down(f"d0{number}"), TOPICS.shared_block("0" * 16, number)]
+        topics += [TOPICS.down(f"d0{number}"), TOPICS.down_block(VICTIM, "0" * 16, number)]
         for topic in topics:
             fed.world.broker.retained[topic] = garbage
     fed.world.broker.retained[TOPICS.request(VICTIM)] = planted[1]

@@ -328,10 +328,10 @@ def test_a_sketch_travels_as_it_stands() -> None:
 
 def test_topics_are_built_and_read_as_they_stand() -> None:
     t, label = topics.Topics("demo"), VECTORS["p"]["label"]
-    broadcast = [t.coord(), t.catalog(), t.shared_block(label, 0)]
+    broadcast = [t.coord(), t.catalog()]
     up = [t.state("dev-1"), t.request("dev-1"), t.upload(2, "dev-1", label, 0)]
     assert [*broadcast, *up, t.down("dev-1"), t.down_block("dev-1", label, 2)] == VECTORS["topics"]
-    assert [t.parse(topic).kind for topic in VECTORS["topics"]] == ["coord", "cat", "bb", "st", "rq", "in", "t", "b"]
+    assert [t.parse(topic).kind for topic in VECTORS["topics"]] == ["coord", "cat", "st", "rq", "in", "t", "b"]
 
 
 def test_noise_is_the_upper_bits_of_the_seeds_stream() -> None:

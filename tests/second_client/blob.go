@@ -22,7 +22,7 @@ var (
 	isRun, isID         = regexp.MustCompile(`^[a-z0-9]{1,16}$`), regexp.MustCompile(`^[A-Za-z0-9-]{1,36}$`)
 	isCid, isSlot       = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`), regexp.MustCompile(`^[a-z0-9-]{1,32}$`)
 	isTopic             = regexp.MustCompile(strings.NewReplacer("CID", `[A-Za-z0-9_-]{1,64}`, "LABEL", `[0-9a-f]{16}`, "NUMBER", `(?:0|[1-9][0-9]{0,4})`).Replace(
-		`^fc/v1/[a-z0-9-]{1,32}/(?:bc/(?:coord|cat)|(?:st|rq)/CID|dn/CID/t|(?:bb|in/NUMBER/CID|dn/CID/b)/LABEL/(NUMBER))$`))
+		`^fc/v1/[a-z0-9-]{1,32}/(?:bc/(?:coord|cat)|(?:st|rq)/CID|dn/CID/t|(?:in/NUMBER/CID|dn/CID/b)/LABEL/(NUMBER))$`))
 	// what a blob of a kind may have at most (section 14)
 	largest = map[string]int64{"program": 1 << 20, "catalog": 1 << 20, "container": 256 << 20, "release": 64 << 20, "sum": 64 << 10, "points": 1 << 30, "router": 8 << 20,
 		"model": 4 << 30, "linear": 4 << 30, "delta": 4 << 30, "stats": 4 << 30, "frozen": 4 << 30, "sketch": 4 << 30, "masked": 4 << 30}

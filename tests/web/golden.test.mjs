@@ -301,12 +301,12 @@ test("topics are built and read as they stand", () => {
   const topics = new Topics("demo");
   const { label: short } = VECTORS.p;
   const built = [
-    topics.coord(), topics.catalog(), topics.sharedBlock(short, 0), topics.state("dev-1"), topics.request("dev-1"),
+    topics.coord(), topics.catalog(), topics.state("dev-1"), topics.request("dev-1"),
     topics.upload(2, "dev-1", short, 0), topics.down("dev-1"), topics.downBlock("dev-1", short, 2),
   ];
   assert.deepEqual(built, VECTORS.topics);
   const kinds = VECTORS.topics.map((topic) => topics.parse(topic).kind);
-  assert.deepEqual(kinds, ["coord", "cat", "bb", "st", "rq", "in", "t", "b"]);
+  assert.deepEqual(kinds, ["coord", "cat", "st", "rq", "in", "t", "b"]);
 });
 
 test("a large number of a message, and minus zero, are read again as the same, and as no integer", () => {

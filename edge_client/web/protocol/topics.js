@@ -19,7 +19,6 @@ const FORMS = {
 const ROWS = [
   ["coord", ["bc", "coord"]],
   ["cat", ["bc", "cat"]],
-  ["bb", ["bb", "{label}", "{index}"]],
   ["st", ["st", "{cid}"]],
   ["rq", ["rq", "{cid}"]],
   ["in", ["in", "{shard}", "{cid}", "{label}", "{index}"]],
@@ -58,10 +57,6 @@ export class Topics {
 
   catalog() {
     return `${this.root}/bc/cat`;
-  }
-
-  sharedBlock(name, index) {
-    return `${this.root}/bb/${checkName("label", name)}/${number(index)}`;
   }
 
   state(cid) {

@@ -21,7 +21,6 @@ def test_mosquitto_denies_the_revoked_first_and_gives_a_device_its_own_topics() 
         "pattern write fc/v1/demo/in/0/%u/+/+",
         "pattern read fc/v1/demo/dn/%u/#",
         "pattern read fc/v1/demo/bc/+",
-        "pattern read fc/v1/demo/bb/+/+",
     ]
 
 
@@ -33,7 +32,7 @@ def test_emqx_denies_the_revoked_first_and_everything_that_no_line_allows() -> N
         '{allow, {user, "coordinator.0"}, all, ["fc/v1/demo/#"]}.',
         '{allow, all, {publish, [{retain, true}]}, ["fc/v1/demo/st/${username}"]}.',
         f"{{allow, all, {{publish, [{{retain, false}}]}}, {json.dumps(writes)}}}.",
-        '{allow, all, subscribe, ["fc/v1/demo/dn/${username}/#", "fc/v1/demo/bc/+", "fc/v1/demo/bb/+/+"]}.',
+        '{allow, all, subscribe, ["fc/v1/demo/dn/${username}/#", "fc/v1/demo/bc/+"]}.',
     ]
 
 

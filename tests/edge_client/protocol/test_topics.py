@@ -31,7 +31,6 @@ def all_topics(topics: Topics, cid: str, label: str, shard: int, index: int) -> 
     return {
         topics.coord(): Route(kind="coord"),
         topics.catalog(): Route(kind="cat"),
-        topics.shared_block(label, index): Route(kind="bb", label=label, index=index),
         topics.state(cid): Route(kind="st", cid=cid),
         topics.request(cid): Route(kind="rq", cid=cid),
         topics.upload(shard, cid, label, index): Route(kind="in", cid=cid, label=label, shard=shard, index=index),

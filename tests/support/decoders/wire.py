@@ -180,7 +180,6 @@ def _topic_is_what_was_built(given: bytes, _valid: bytes, route: topics.Route) -
     built: Mapping[str, Callable[[], str]] = {
         "coord": t.coord,
         "cat": t.catalog,
-        "bb": lambda: t.shared_block(label, index),
         "st": lambda: t.state(cid),
         "rq": lambda: t.request(cid),
         "in": lambda: t.upload(shard, cid, label, index),
@@ -269,7 +268,7 @@ def wire_decoders() -> list[Decoder]:
     names = ("", ".", "..", "+", "#", "$SYS", "a" * 65, "coordinator.0", "é", "\0", "065", "65536", "-1", "dev-1", "rq")
     sha = manifest_of(BLOB, "model").sha256
     valid_topics = [t.coord(), t.catalog(), t.state("d1"), t.request("d1"), t.down("d1")]
-    valid_topics += [t.upload(0, "d1", sha[:16], 7), t.down_block("d1", sha[:16], 65_535), t.shared_block(sha[:16], 0)]
+    valid_topics += [t.upload(0, "d1", sha[:16], 7), t.down_block("d1", sha[:16], 65_535)]
     return [
         *_json_decoders(),
         *_message_decoders(),
