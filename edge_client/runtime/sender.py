@@ -12,6 +12,8 @@ from edge_client.protocol.topics import Topics, routing_label
 from edge_client.transport.base import Transport
 from edge_client.transport.clock import Clock
 
+MAX_UNACKNOWLEDGED = 1_024  # messages; to a broker that acknowledges none no more are sent: they fill the memory
+
 
 class DeviceSender:
     """Sends the messages of one device; `rng` draws the message ids."""
@@ -43,7 +45,8 @@ class DeviceSender:
         self._publish(topic, blocks.pack_block(body, index, manifest.total))
 
     def _publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
-        self._transport.publish(topic, payload, retain=retain)
+        if self._transport.drain(MAX_UNACKNOWLEDGED, 0.0):
+            self._transport.publish(topic, payload, retain=retain)
 
 
 def presence_message(status: str, birth: int, *, ident: str, t_ms: int, **fields: Any) -> bytes:  # noqa: ANN401

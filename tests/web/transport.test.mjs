@@ -67,6 +67,21 @@ test("a link that was lost without a word while the phone slept is given up soon
   }
 });
 
+test("to a broker that acknowledges nothing no more is sent than is kept in memory", async () => {
+  const mqtt = closedBroker();
+  const transport = transportTo(mqtt);
+  await transport.connect();
+  const [link] = mqtt.dialled;
+  const kept = [];
+  Object.assign(link, { connected: true, publish: (topic, payload, options, done) => kept.push(done) });
+  for (let i = 0; i < 2_000; i += 1) transport.publish("t", new Uint8Array());
+  assert.equal(kept.length, 1_025);
+  kept.shift()();
+  transport.publish("t", new Uint8Array());
+  assert.equal(kept.length, 1_025);
+  await transport.close();
+});
+
 test("a phone that cannot store the number of its next connection does not go on silently", async () => {
   const mqtt = closedBroker();
   const events = [];

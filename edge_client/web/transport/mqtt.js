@@ -8,6 +8,7 @@ const CONNECT_MS = 20_000;
 const SILENT_MS = 10_000; // without an answer, when a person is back at the page: the link was lost while the phone slept
 const MAX_BACKOFF_MS = 120_000;
 const MANY_CUTS = 3; // a broker keeps one connection of a name: another client with it is suspected
+const MAX_UNACKNOWLEDGED = 1_024; // messages: no more are sent to a broker that acknowledges none, as they fill the memory
 const STEADY_MS = 20_000; // connected for so long: the next failure is a first one, also where a proxy cuts each connection after 30 s
 
 /** Dials until it is closed. `will` is awaited before each connection: {topic, payload}. */
@@ -105,7 +106,7 @@ export class Transport {
   /** Send at least once; what is not acknowledged when the link breaks is dropped; the sender repeats it. */
   publish(topic, payload, { retain = false } = {}) {
     const { client } = this;
-    if (!this.isUp) return;
+    if (!this.isUp || this.unacknowledged > MAX_UNACKNOWLEDGED) return;
     this.unacknowledged += 1;
     client.publish(topic, payload, { qos: 1, retain }, () => {
       if (this.client !== client) return;
