@@ -18,6 +18,7 @@ import numpy as np
 
 from coordinator.identity.signing_key import read_signing_key
 from coordinator.rounds.round_record import RoundRecord, upgraded_record
+from coordinator.storage.key_value_store import SETTINGS_FACT
 from coordinator.storage.run_reader import STORE_FOLDER, open_database, read_program
 from edge_client.errors import ConfigError
 from edge_client.protocol import codecs
@@ -176,7 +177,7 @@ def _settings(run: Path) -> dict[str, Any]:
 
 def _federation(run: Path) -> str | None:
     with open_database(run) as db:
-        row = db.execute("select value from meta where key = 'lesson'").fetchone()
+        row = db.execute("select value from meta where key = ?", (SETTINGS_FACT,)).fetchone()
     return None if row is None else str(json.loads(row[0])["federation"])
 
 

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from coordinator.config import CoordinatorConfig, changed_settings
+from coordinator.storage.key_value_store import DONE_FACT, SETTINGS_FACT
 from coordinator.storage.store import Store
 from edge_client.errors import ConfigError
 
-SETTINGS_FACT, DONE_FACT = "lesson", "done"
 CATALOG_FACT = "catalog"  # the key of the catalog's hash in the store's facts
 
 Settings = Mapping[str, Any]

@@ -13,7 +13,7 @@ from typing import Any
 from coordinator.artifacts.finished_run import RunResult, make_strategy
 from coordinator.artifacts.publish import publish_centers
 from coordinator.artifacts.signed_program import PROGRAM_FACT, CompiledProgram
-from coordinator.artifacts.stored_settings import DONE_FACT, SETTINGS_FACT, accept_settings, settings_text
+from coordinator.artifacts.stored_settings import accept_settings, settings_text
 from coordinator.config import CoordinatorConfig
 from coordinator.identity.revoked_list import RevokedList
 from coordinator.identity.signing_key import open_signing_key
@@ -38,6 +38,7 @@ from coordinator.runtime.training_fleet import TrainingFleet
 from coordinator.runtime.training_loop import RunTrainer, train_runs
 from coordinator.storage.event_log import EventLog
 from coordinator.storage.exchange_store import ExchangeKey
+from coordinator.storage.key_value_store import DONE_FACT, SETTINGS_FACT
 from coordinator.storage.status import StatusWriter
 from coordinator.storage.store import Store
 from coordinator.strategies.base import Replies

@@ -8,6 +8,7 @@ from typing import Any
 from coordinator.storage.database import Database
 from coordinator.storage.event_log import insert_events
 
+SETTINGS_FACT, DONE_FACT = "lesson", "done"  # what decides the results, as JSON; that every run has ended
 REVOKED_FACT = "revoked"  # the devices of which the log says that they were revoked, as JSON
 MAX_EPOCH = 2**32  # versions that did not check a record's signature stored any epoch, and then could not start
 

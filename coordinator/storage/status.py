@@ -19,7 +19,7 @@ from typing import Any
 
 from coordinator.rounds.round_record import SCORES, center_sizes, reached_in_words, upgraded_record
 from coordinator.storage.event_log import COUNTED_UPDATES
-from coordinator.storage.key_value_store import REVOKED_FACT
+from coordinator.storage.key_value_store import DONE_FACT, REVOKED_FACT, SETTINGS_FACT
 from coordinator.storage.run_reader import NoRunYet, open_database
 from edge_client import __version__
 from edge_client.errors import ConfigError
@@ -83,11 +83,11 @@ def read_status(folder: Path) -> dict[str, Any]:
     """The enrolled fleet, the rounds of each run, the newest error, and the current exchange, as JSON values."""
     with open_database(folder) as db:
         facts = dict(db.execute("select key, value from meta").fetchall())
-        gone = "[]" if "done" in facts else facts.get(REVOKED_FACT, "[]")  # revoked after the end: it took part
+        gone = "[]" if DONE_FACT in facts else facts.get(REVOKED_FACT, "[]")  # revoked after the end: it took part
         devices = db.execute(_TAKING_PART, (gone,)).fetchone()[0]
         query = "select name, runs.run, max(round) from runs left join states on states.run = runs.run group by name"
         rounds = {name: (run, number) for name, run, number in db.execute(query).fetchall()}
-        settings = json.loads(facts.get("lesson", "{}"))
+        settings = json.loads(facts.get(SETTINGS_FACT, "{}"))
         runs = {run["name"]: run for run in settings.get("runs", [])}
         newest = {name: _newest_rounds(db, name) for name in runs}
         served, error = (db.execute(query).fetchone()[0] for query in (_SERVED, _ERROR))
@@ -114,7 +114,7 @@ def read_status(folder: Path) -> dict[str, Any]:
             for name, run in runs.items()
         ],
         "served": served,
-        "done": "done" in facts,
+        "done": DONE_FACT in facts,
         "error": error,
     }
 

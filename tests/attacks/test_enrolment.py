@@ -29,7 +29,7 @@ from edge_client.config import load_config
 from edge_client.errors import Malformed
 from edge_client.runtime import enrolment
 from edge_client.transport.keys import signing_request, subject_name
-from tests.coordinator.identity.test_enrolment_server import config_of, listening
+from tests.coordinator.identity.test_enrolment_over_https import config_of, listening
 from tests.support.guarded_broker import FEDERATION, PATIENCE_S, provision_federation
 
 KEY = ec.generate_private_key(ec.SECP256R1())

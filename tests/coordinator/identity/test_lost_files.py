@@ -15,7 +15,7 @@ from edge_client.errors import ConfigError, NetworkError
 from edge_client.runtime import enrolment
 from edge_client.transport.keys import open_private_key, signing_request
 from edge_client.transport.tls import read_certificate
-from tests.coordinator.identity.test_enrolment_server import config_of, listening
+from tests.coordinator.identity.test_enrolment_over_https import config_of, listening
 from tests.coordinator.identity.test_provisioning import invoke
 from tests.support.guarded_broker import provision_federation
 

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from edge_client.runtime import enrolment
 from edge_client.transport.keys import open_private_key
 from edge_client.transport.tls import read_certificate
-from tests.coordinator.identity.test_enrolment_server import config_of, listening
+from tests.coordinator.identity.test_enrolment_over_https import config_of, listening
 from tests.support.guarded_broker import provision_federation
 
 

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 import tomli_w
 
-from coordinator.artifacts.stored_settings import DONE_FACT
 from coordinator.config import read_config
 from coordinator.local_broker import Broker
+from coordinator.storage.key_value_store import DONE_FACT
 from coordinator.storage.status import read_status
 from coordinator.storage.store import Store
 from edge_client.errors import ConfigError, FedcentersError, UsageError
