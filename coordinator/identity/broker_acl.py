@@ -19,7 +19,7 @@ RETAINED_PATTERNS = ("st/{name}",)
 PUBLISH_PATTERNS = (*RETAINED_PATTERNS, "rq/{name}", *(f"in/{k}/{{name}}/+/+" for k in range(UPLOAD_SHARDS)))
 SUBSCRIBE_PATTERNS = ("dn/{name}/#", "bc/+")
 # Only `pattern` lines hold for every user, so the topics that all devices read are such lines too.
-SHARED_TOPICS_COMMENT = "# Mosquitto warns that two patterns lack '%c' and '%u': every device may read these topics."
+SHARED_TOPICS_COMMENT = "# Mosquitto warns that one pattern lacks '%c' and '%u': every device may read these topics."
 MOSQUITTO_CONF_TEMPLATE = """\
 # Written by `fedcenters-coordinator provision`. A plain listener is not among it, on purpose.
 listener {port}
