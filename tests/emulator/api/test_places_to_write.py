@@ -31,9 +31,7 @@ def test_a_disk_that_takes_no_more_is_told_alike_by_export_and_save(result: fc.R
             write(tmp_path / "out")
 
 
-def test_a_run_that_does_not_fit_on_the_disk_leaves_the_saved_one_as_it_was(
-    result: fc.Result, tmp_path: Path
-) -> None:
+def test_a_run_that_does_not_fit_on_the_disk_leaves_the_saved_one_as_it_was(result: fc.Result, tmp_path: Path) -> None:
     """Its files were replaced one by one: the records were new, and the centers were gone."""
     place = result.save(tmp_path / "mine")
     before = contents_of(place)
