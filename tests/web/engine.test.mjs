@@ -43,6 +43,22 @@ test("a step's file that finds too little memory is no bad program", async () =>
   await assert.rejects(opened("Can't create a session. ERROR_CODE: 7, ERROR_MESSAGE: no graph"), { code: "bad_program" });
 });
 
+test("of a program that finds too little memory nothing stays there: the next try has as much", async () => {
+  const released = [];
+  const names = { inputNames: inputs.map(({ name }) => name), outputNames: ["new/w/a", "new/velocity/a", "loss"] };
+  const sessions = [{ ...names, release: async () => released.push("step") }, { ...names, outputNames: [], release: async () => released.push("evaluate") }];
+  const program = { ...PROGRAM, functions: { ...PROGRAM.functions, evaluate: PROGRAM.functions.step } };
+  const opened = (more) => {
+    const left = [sessions[0], ...more];
+    const create = async () => left.shift() ?? failing(BAD_ALLOC)();
+    return openEngine({ InferenceSession: { create } }, program, { step: new Uint8Array(1), evaluate: new Uint8Array(1) });
+  };
+  await assert.rejects(opened([]), RangeError);
+  assert.deepEqual(released.splice(0), ["step"]);
+  await assert.rejects(opened([sessions[1]]), { code: "bad_program" });
+  assert.deepEqual(released, ["step", "evaluate"]);
+});
+
 test("a golden run that finds too little memory says nothing of the runtime: the phone is not left out for it", async () => {
   const engine = await openEngine(runtime(failing(`failed to call OrtRun(). ${BAD_ALLOC}`)), PROGRAM, { step: new Uint8Array(1) });
   const wrong = await runGolden(engine, GOLDEN).catch((error) => error);

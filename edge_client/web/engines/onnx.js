@@ -29,22 +29,30 @@ export function arrayOf(dtype) {
 export async function openEngine(ort, program, { frozen: file, ...files }) {
   const sessions = {};
   const frozen = file ? frozenTensors(ort, program, file) : {};
-  for (const [name, data] of Object.entries(files)) {
-    let session;
-    try {
-      session = await ort.InferenceSession.create(data, { executionProviders: ["wasm"], enableMemPattern: false });
-    } catch (wrong) {
-      checkMemory(wrong);
-      throw new Malformed("bad_program", `ONNX Runtime Web cannot load the file of ${name}: ${wrong.message}`.slice(0, 190));
+  try {
+    for (const [name, data] of Object.entries(files)) {
+      sessions[name] = await openSession(ort, name, data);
+      const { inputNames, outputNames } = sessions[name];
+      const { inputs, outputs } = program.functions[name];
+      const wanted = [...inputs.map((port) => port.name), ...Object.keys(frozen)];
+      if (inputNames.join() !== wanted.join() || outputNames.length !== outputs.length) {
+        throw new Malformed("bad_program", `the file of ${name} takes other inputs than its program says`);
+      }
     }
-    const { inputs, outputs } = program.functions[name];
-    const wanted = [...inputs.map((port) => port.name), ...Object.keys(frozen)];
-    if (session.inputNames.join() !== wanted.join() || session.outputNames.length !== outputs.length) {
-      throw new Malformed("bad_program", `the file of ${name} takes other inputs than its program says`);
-    }
-    sessions[name] = session;
+  } catch (wrong) {
+    for (const session of Object.values(sessions)) await session.release(); // else each try takes more of the memory that was too little
+    throw wrong;
   }
   return new Engine(ort, program, sessions, frozen);
+}
+
+async function openSession(ort, name, data) {
+  try {
+    return await ort.InferenceSession.create(data, { executionProviders: ["wasm"], enableMemPattern: false });
+  } catch (wrong) {
+    checkMemory(wrong);
+    throw new Malformed("bad_program", `ONNX Runtime Web cannot load the file of ${name}: ${wrong.message}`.slice(0, 190));
+  }
 }
 
 /** RangeError where memory has ended, as JavaScript's own says it: then neither the program nor the runtime is to blame. */
