@@ -269,6 +269,7 @@ class Result:
         last = self.run.records[-1]
         tested: Record = dict(next((r for r in reversed(self.run.records) if r["per_device"] or "loss" in r), last))
         scored = {**last, **{name: tested[name] for name in SCORES if name in tested}}  # a run may be stopped between
+        scored["assignment"] = self.run.state.assignment or last["assignment"]  # of many devices a record has some
         found = result_summary(self.args, self.split.groups, scored)
         if not self._source.measured(last):
             found["centers_accuracy"] = {"micro": None, "macro": None}
