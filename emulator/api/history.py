@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 Row = Mapping[str, Any]
+LEAST_SHOWN = 1e-3  # of a number with four digits after the point: of a smaller one they tell little
 NEEDS_PANDAS = "is what a DataFrame has: pip install pandas, and tables are DataFrames"
 
 
@@ -67,8 +68,14 @@ class Table(Sequence[Row]):
 
 
 def show(value: object) -> str:
-    """A number with four digits, nothing for None."""
-    return "" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
+    """A number with four digits after the point, a small one with four of its own; nothing for None.
+
+    >>> show(0.5), show(0.0), show(-0.0000125), show(3), show(None)
+    ('0.5000', '0.0000', '-1.25e-05', '3', '')
+    """
+    if not isinstance(value, float):
+        return "" if value is None else str(value)
+    return f"{value:.4g}" if 0 < abs(value) < LEAST_SHOWN else f"{value:.4f}"
 
 
 def frame(rows: Sequence[Row]) -> Any:  # noqa: ANN401 - a DataFrame or a `Table`

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coordinator.rounds.metrics import ari
+from coordinator.rounds.round_record import RoundRecord
 from coordinator.strategies.base import Strategy
 from coordinator.strategies.registry import batch_size, method_name
 from edge_client.errors import ConfigError, UsageError
@@ -264,9 +265,15 @@ class Result:
         found = read_checkpoint(place) if place is not None else None
         return found[0] if found is not None and found[1].round == self.run.records[-1]["round"] else None
 
+    @property
+    def _last(self) -> RoundRecord:
+        """The record of the last round, with the center of each device: of very many a record has some."""
+        last = self.run.records[-1]
+        return {**last, "assignment": self.run.state.assignment or last["assignment"]}
+
     def summary(self) -> Record:
         """The run in one JSON object, as the command prints it; its scores are those of the last test."""
-        last = self.run.records[-1]
+        last = self._last
         tested: Record = dict(next((r for r in reversed(self.run.records) if r["per_device"] or "loss" in r), last))
         scored = {**last, **{name: tested[name] for name in SCORES if name in tested}}  # a run may be stopped between
         found = result_summary(self.args, self.split.groups, scored)
@@ -310,7 +317,7 @@ class Result:
 
         formats, quantize = ((one,) if isinstance(one, str) else one for one in (formats, quantize))
         options = BundleOptions(formats=formats, schemes=quantize, stacked=stacked)
-        last, name = self.run.records[-1], self.args.method
+        last, name = self._last, self.args.method
         engines, compared = engines_of(formats), MAX_COMPARED_SAMPLES if samples else 0
         check_output_folder(Path(folder))
         with show_work(f"exporting {Path(folder).name}", shown=progress) as busy, writing_to(Path(folder)):

@@ -221,7 +221,7 @@ def _row(line: RunSummary) -> list[str]:
         line.name,
         line.method,
         f"{last['round']} of {last['of']}",
-        str(len(last.get("per_device") or last.get("assignment") or line.fleet) or ""),
+        str(len(line.fleet) or ""),
         str(len(last.get("per_center", ())) or ""),
         *(format_share(line.result("accuracy", kind)) for kind in ("micro", "macro")),
         format_share(_centers_alone(last)),

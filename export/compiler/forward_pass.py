@@ -26,7 +26,7 @@ from export.compiler.decompositions.supported_ops import UnsupportedOperator
 from export.compiler.forward_overrides import ForwardOverrides
 from export.compiler.graph_passes.inplace_writes import without_writes
 from export.compiler.graph_passes.vmap_levels import no_gradients, transforms_left, with_own_levels
-from export.compiler.operator_watch import refuse_operator, refuse_random, refuse_untraceable
+from export.compiler.operator_watch import refuse_operator, refuse_untraceable
 from export.compiler.own_functions.own_gradients import calls_as_operators, with_own_gradients
 from export.compiler.program_functions import TraceSource, example_inputs, private_copy, with_complex_attributes
 from export.data_attribute import DetachedData
@@ -70,8 +70,6 @@ class ForwardPasses:
 
 
 def _export(source: TraceSource, *, training: bool, batch: int, dynamic: bool) -> nn.Module:
-    with as_in(source.dtype):
-        refuse_random(source)
     x = example_inputs(source, "infer", batch)[-1]
     module = source.module
     if any(value.is_complex() for value in source.constants.values()):

@@ -158,7 +158,7 @@ def check_gradient(source: TraceSource) -> None:
 
 
 def refuse_random(source: TraceSource) -> None:
-    """Raise ProgramRefused for draws that no rule covers, even when only `infer` is traced."""
+    """Raise ProgramRefused for draws that no rule covers: no seed of a task decides them, on any engine."""
     drawn = sorted((RANDOM - COVERED_OPERATORS) & _watch_pass(source, 2).seen.keys())
     if drawn:
         refuse_operator(source, drawn[0], "a step draws masks and uniform, normal, exponential and whole numbers only")

@@ -155,6 +155,16 @@ def test_centers_keep_their_numbers_from_round_to_round(name: str) -> None:
             assert moved.argmin(axis=1).tolist() == list(range(len(moved)))
 
 
+@every_method
+def test_held_out_samples_are_tested_on_and_decide_nothing(name: str) -> None:
+    others = {c: replace(local, test=OTHER[c].test) for c, local in LOCAL.items()}
+    known, other = played(name, 3), world(build(name), others, rounds=3)
+    assert same(known.state, other.state)
+    assert known.devices.own.keys() == other.devices.own.keys()
+    for slot, model in known.devices.own.items():
+        np.testing.assert_array_equal(model, other.devices.own[slot])
+
+
 # what replay and storage need
 
 

@@ -34,9 +34,10 @@ def _names(text: str) -> frozenset[str]:
 
 # They draw while the graph runs; a traced graph would repeat one draw in every step, or differ between runtimes.
 RANDOM = _names("""
-    alpha_dropout bernoulli bernoulli_ dropout exponential exponential_ feature_dropout multinomial native_dropout
-    normal normal_ normal_functional rand rand_like randint randint_like randn randn_like randperm rrelu_with_noise
-    rrelu_with_noise_ uniform uniform_
+    _sample_dirichlet _standard_gamma alpha_dropout bernoulli bernoulli_ binomial cauchy_ dropout exponential
+    exponential_ feature_dropout geometric_ log_normal_ multinomial native_dropout normal normal_ normal_functional
+    poisson rand rand_like randint randint_like randn randn_like random_ randperm rrelu_with_noise rrelu_with_noise_
+    uniform uniform_
 """)
 
 ELEMENTWISE = _names("""

@@ -122,6 +122,17 @@ def test_devices_that_no_round_has_drawn_are_counted_in_the_summary() -> None:
     assert "devices_without_center" not in whole.summary()
 
 
+def test_of_very_many_devices_those_that_were_not_tested_are_not_told_as_without_a_center() -> None:
+    """A record has the centers of at most 10,000 devices, else of those that its round tested: here of one in 1,000."""
+    owner = np.repeat(np.arange(10_001), 2)
+    fleet = fc.fleet((RNG.normal(size=(len(owner), 2)), np.arange(len(owner)) % 2), by=owner)
+    method = fc.FedAvg(fraction_train=0.001, local_steps=1)
+    options = {"rounds": 2, "fraction_evaluate": 0.001, "on_round": lambda _: True, "progress": False}
+    stopped = fc.simulate(method, fleet=fleet, **options)  # type: ignore[arg-type]
+    assert len(stopped.run.records[-1]["assignment"]) < len(stopped.assignments) == 10_001
+    assert "devices_without_center" not in stopped.summary()
+
+
 def test_tasks_without_an_answer_are_told_in_the_summary(tmp_path: Path) -> None:
     """Where no device answered, the summary had a method, a number of centers and a time, and no word of it."""
     kinds, link = tmp_path / "kinds.toml", "step-ms = 1\nevaluate-ms = 1\ndown-mbit = 1\nup-mbit = 1\nlatency-ms = 1"

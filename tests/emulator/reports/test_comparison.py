@@ -49,6 +49,11 @@ def page(two: list[Path]) -> str:
     return comparison.comparison_page([comparison.read_runs(folder)[0] for folder in two])
 
 
+def table_of(page: str) -> list[list[str]]:
+    """The cells of a page's rows, of which the first is the head."""
+    return [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in re.findall(r"<tr>.*?</tr>", page, re.DOTALL)]
+
+
 def test_the_table_has_the_accuracy_that_simulate_printed(two: list[Path], results: list[dict[str, Any]]) -> None:
     for folder, result in zip(two, results, strict=True):
         line = comparison.read_runs(folder)[0]
@@ -240,6 +245,17 @@ def test_the_table_has_the_worst_and_the_median_device(two: list[Path], page: st
     assert f"<td>{last[0]:.1%}</td>" in row
 
 
+def test_a_device_that_did_not_answer_the_last_test_is_one_of_the_devices(two: list[Path], tmp_path: Path) -> None:
+    """The table had 5 devices, beside "6 devices" of the same run."""
+    line = quickly_drawn(two[0], tmp_path)
+    *before, last = line.rounds
+    tested = {who: accuracy for who, accuracy in last["per_device"].items() if who != "device-00"}
+    head, row, *_ = table_of(
+        comparison.comparison_page([replace(line, rounds=[*before, {**last, "per_device": tested}])])
+    )
+    assert row[head.index("devices")] == "6"
+
+
 def test_runs_on_targets_that_are_no_classes_are_ranked_by_their_squared_error(tmp_path: Path) -> None:
     """The page said that none of them was tested."""
     asked = SimulateArgs(data_set="regression", devices=6, rounds=2, out=tmp_path)
@@ -253,9 +269,7 @@ def test_runs_on_targets_that_are_no_classes_are_ranked_by_their_squared_error(t
     page = comparison.comparison_page(lines)
     assert f"{least.name} ({least.method}) ends with the least squared error, {errors[0]}" in page
     assert f"the greatest has {most.name} ({most.method}), {errors[1]}." in page
-    head, *rows = [
-        re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in re.findall(r"<tr>.*?</tr>", page, re.DOTALL)
-    ]
+    head, *rows = table_of(page)
     assert "squared_error" in head
     assert "F1, pooled" not in head
     assert [row[head.index("devices")] for row in rows[:2]] == ["6", "6"]

@@ -5,6 +5,7 @@ That the masks are torch's own is shown beside every other layer, in tests/confo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -269,20 +270,42 @@ class AlwaysDropping(nn.Linear):
         return nn.functional.dropout(super().forward(x), 0.5)
 
 
-class Shuffled(nn.Linear):
-    """Draws an order, which no number of a sample gives."""
+def test_a_draw_in_inference_mode_is_refused() -> None:
+    with pytest.raises(ProgramRefused, match="differently each time"):
+        make_source(AlwaysDropping(5, 64), input=(5,))
+
+
+class Drawing(nn.Linear):
+    """Draws with each sample while it trains."""
+
+    def __init__(self, draw: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(5, 3)
+        self.draw = draw
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x[:, torch.randperm(5)] if self.training else x)
+        return super().forward(self.draw(x) if self.training else x)
 
 
-@pytest.mark.parametrize(
-    ("module", "said"),
-    [(AlwaysDropping(5, 64), "differently each time"), (Shuffled(5, 3), "randperm: a step draws masks")],
-)
-def test_what_no_noise_can_stand_for_is_refused(module: nn.Module, said: str) -> None:
-    with pytest.raises(ProgramRefused, match=said):
-        trace_function(ForwardPasses(make_source(module, input=(5,))), "step", batch=4, dynamic=False)
+OTHER_DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "randperm": lambda x: x[:, torch.randperm(5)],
+    "multinomial": lambda x: x[:, torch.multinomial(torch.ones(5), 5)],
+    "rrelu_with_noise": lambda x: nn.functional.rrelu(x, training=True),
+    "poisson": lambda x: x + torch.poisson(torch.ones_like(x)),
+    "binomial": lambda x: x * torch.binomial(torch.ones_like(x), torch.full_like(x, 0.5)),
+    "random_": lambda x: x + torch.empty_like(x).random_(2),
+    "cauchy_": lambda x: x + torch.empty_like(x).cauchy_(),
+    "geometric_": lambda x: x + torch.empty_like(x).geometric_(0.5),
+    "log_normal_": lambda x: x + torch.empty_like(x).log_normal_(),
+    "_standard_gamma": lambda x: x + torch.distributions.Gamma(1.0, 1.0).sample(x.shape),
+    "_sample_dirichlet": lambda x: x + torch._sample_dirichlet(torch.ones_like(x)),
+}
+
+
+@pytest.mark.parametrize("operator", OTHER_DRAWS)
+def test_a_draw_that_no_noise_can_stand_for_is_refused_for_every_engine(operator: str) -> None:
+    """The engine `lean`, which calls the module, drew with torch's own generator: no two runs of a seed were alike."""
+    with pytest.raises(ProgramRefused, match=f"{operator}: a step draws masks"):
+        make_source(Drawing(OTHER_DRAWS[operator]), input=(5,))
 
 
 def test_tracing_leaves_torchs_global_generator_as_it_was() -> None:
