@@ -133,6 +133,15 @@ def test_of_very_many_devices_those_that_were_not_tested_are_not_told_as_without
     assert "devices_without_center" not in stopped.summary()
 
 
+def test_a_run_on_sums_that_is_stopped_between_tests_is_summed_up_by_its_last_test() -> None:
+    """Such a test tells no device's accuracy, and the summary had none of the fleet either."""
+    method = fc.FedAvg(local_steps=1, server=fc.ServerOptions(secure="updates"))
+    options = {"rounds": 4, "evaluate_every": 2, "on_round": lambda so_far: len(so_far.history) == 3}
+    stopped = fc.simulate(method, fleet=fc.fleets.digits(devices=6), progress=False, **options)  # type: ignore[arg-type]
+    assert stopped.accuracy is not None
+    assert stopped.summary()["accuracy"]["micro"] == stopped.accuracy
+
+
 def test_tasks_without_an_answer_are_told_in_the_summary(tmp_path: Path) -> None:
     """Where no device answered, the summary had a method, a number of centers and a time, and no word of it."""
     kinds, link = tmp_path / "kinds.toml", "step-ms = 1\nevaluate-ms = 1\ndown-mbit = 1\nup-mbit = 1\nlatency-ms = 1"
