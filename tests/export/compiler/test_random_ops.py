@@ -296,8 +296,8 @@ OTHER_DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
     "cauchy_": lambda x: x + torch.empty_like(x).cauchy_(),
     "geometric_": lambda x: x + torch.empty_like(x).geometric_(0.5),
     "log_normal_": lambda x: x + torch.empty_like(x).log_normal_(),
-    "_standard_gamma": lambda x: x + torch.distributions.Gamma(1.0, 1.0).sample(x.shape),
-    "_sample_dirichlet": lambda x: x + torch._sample_dirichlet(torch.ones_like(x)),
+    "_standard_gamma": lambda x: x + torch.ops.aten._standard_gamma(torch.ones_like(x)),
+    "_sample_dirichlet": lambda x: x + torch.ops.aten._sample_dirichlet(torch.ones_like(x)),
 }
 
 
