@@ -303,7 +303,7 @@ OTHER_DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("operator", OTHER_DRAWS)
 def test_a_draw_that_no_noise_can_stand_for_is_refused_for_every_engine(operator: str) -> None:
-    """The engine `lean`, which calls the module, drew with torch's own generator: the same task again gave another model."""
+    """The engine `lean`, which calls the module, drew with torch's own generator: a task done twice gave two models."""
     with pytest.raises(ProgramRefused, match=f"{operator}: a step draws masks"):
         make_source(Drawing(OTHER_DRAWS[operator]), input=(5,))
 
