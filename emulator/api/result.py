@@ -273,8 +273,8 @@ class Result:
 
     def summary(self) -> Record:
         """The run in one JSON object, as the command prints it; its scores are those of the last test."""
-        last = self._last
-        tested: Record = dict(next((r for r in reversed(self.run.records) if r["per_device"] or "loss" in r), last))
+        last, past = self._last, reversed(self.run.records)
+        tested: Record = dict(next((r for r in past if r["accuracy"]["micro"] is not None or "loss" in r), last))
         scored = {**last, **{name: tested[name] for name in SCORES if name in tested}}  # a run may be stopped between
         found = result_summary(self.args, self.split.groups, scored)
         if not self._source.measured(last):

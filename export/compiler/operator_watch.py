@@ -71,10 +71,13 @@ def count_random_numbers(source: TraceSource) -> tuple[int, frozenset[int]]:
     """The random numbers that a training pass draws per sample, and which draws are one for the whole batch.
 
     Such a draw, as a mask of weights, takes its numbers from the first sample's row. Raises ProgramRefused for draws
-    that grow with the batch in another way.
+    that grow with the batch in another way, and for those that no rule covers: no seed of a task decides them.
     """
-    (two, seeded), (three, _) = ((watch.draws, watch.seeded) for watch in (_watch_pass(source, n) for n in (2, 3)))
-    for layer, operator in seeded:
+    first, second = (_watch_pass(source, n) for n in (2, 3))
+    if others := sorted((RANDOM - COVERED_OPERATORS) & first.seen.keys()):
+        refuse_operator(source, others[0], "a step draws masks and uniform, normal, exponential and whole numbers only")
+    two, three = first.draws, second.draws
+    for layer, operator in first.seeded:
         raise _refused_layer(source, layer, operator, "a generator of its own draws the same numbers in every step")
     shared = frozenset(i for i, (one, other) in enumerate(zip(two, three, strict=False)) if one[-1] == other[-1])
     for i, ((layer, operator, small), (*_, large)) in enumerate(zip(two, three, strict=False)):
@@ -155,13 +158,6 @@ def check_gradient(source: TraceSource) -> None:
             f"model {source.name!r} gives outputs that no trained parameter has a gradient of",
             hint="leave torch.no_grad(), detach() and numpy out of forward, and unfreeze what its output comes from",
         )
-
-
-def refuse_random(source: TraceSource) -> None:
-    """Raise ProgramRefused for draws that no rule covers: no seed of a task decides them, on any engine."""
-    drawn = sorted((RANDOM - COVERED_OPERATORS) & _watch_pass(source, 2).seen.keys())
-    if drawn:
-        refuse_operator(source, drawn[0], "a step draws masks and uniform, normal, exponential and whole numbers only")
 
 
 def refuse_operator(source: TraceSource, operator: str, reason: str, wrong: Exception | None = None) -> NoReturn:

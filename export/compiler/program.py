@@ -43,13 +43,7 @@ from export.compiler.losses.choose_loss import (
     warn_of_probabilities,
 )
 from export.compiler.losses.sample_losses import LossFunction
-from export.compiler.operator_watch import (
-    check_gradient,
-    check_samples,
-    check_writes,
-    count_random_numbers,
-    refuse_random,
-)
+from export.compiler.operator_watch import check_gradient, check_samples, check_writes, count_random_numbers
 from export.compiler.program_functions import (
     TraceSource,
     call_module,
@@ -252,7 +246,6 @@ def make_source(  # noqa: PLR0913 - the facts of a model
         _check_repeats(source)
         check_gradient(source)
         noise, shared = count_random_numbers(source)
-        refuse_random(source)
     return replace(source, noise=noise, shared_draws=shared)
 
 

@@ -127,10 +127,26 @@ def test_of_very_many_devices_those_that_were_not_tested_are_not_told_as_without
     owner = np.repeat(np.arange(10_001), 2)
     fleet = fc.fleet((RNG.normal(size=(len(owner), 2)), np.arange(len(owner)) % 2), by=owner)
     method = fc.FedAvg(fraction_train=0.001, local_steps=1)
-    options = {"rounds": 2, "fraction_evaluate": 0.001, "on_round": lambda _: True, "progress": False}
-    stopped = fc.simulate(method, fleet=fleet, **options)  # type: ignore[arg-type]
+    stopped = fc.simulate(
+        method, fleet=fleet, rounds=2, fraction_evaluate=0.001, on_round=lambda _: True, progress=False
+    )
     assert len(stopped.run.records[-1]["assignment"]) < len(stopped.assignments) == 10_001
     assert "devices_without_center" not in stopped.summary()
+
+
+def test_a_run_on_sums_that_is_stopped_between_tests_is_summed_up_by_its_last_test() -> None:
+    """Such a test tells no device's accuracy, and the summary had none of the fleet either."""
+    method = fc.FedAvg(local_steps=1, server=fc.ServerOptions(secure="updates"))
+    stopped = fc.simulate(
+        method,
+        fleet=fc.fleets.digits(devices=6),
+        rounds=4,
+        evaluate_every=2,
+        on_round=lambda so_far: len(so_far.history) == 3,
+        progress=False,
+    )
+    assert stopped.accuracy is not None
+    assert stopped.summary()["accuracy"]["micro"] == stopped.accuracy
 
 
 def test_tasks_without_an_answer_are_told_in_the_summary(tmp_path: Path) -> None:
