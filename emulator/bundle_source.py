@@ -44,7 +44,7 @@ MAX_CALIBRATION_SAMPLES = 512  # training samples, every device's share alike
 
 def is_run_folder(run: Path) -> bool:
     """Whether `fedcenters-emulator simulate` wrote this folder."""
-    return all((run / name).is_file() for name in ("config.toml", "fleet.json", "metrics.jsonl"))
+    return all((run / name).is_file() for name in ("config.toml", config.FLEET_FILE, "metrics.jsonl"))
 
 
 def bundle_source(run: Path, *, method: str, engines: Sequence[str], data: Path | None) -> BundleSource:
