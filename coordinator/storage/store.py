@@ -25,9 +25,9 @@ from edge_client.transport.blobs import PARTIAL, BlobFolder
 class Store:
     """One folder with one writer: `folder`/coordinator.sqlite, `folder`/blobs, `folder`/updates/<cid>."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, database: Database | None = None) -> None:
         self.folder = folder
-        self.database = Database(folder)
+        self.database = database or Database(folder)
         self.blobs = BlobFolder(folder / "blobs")
         self.facts = KeyValueStore(self.database)
         self.states = StateStore(self.database, self.blobs)
