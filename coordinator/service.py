@@ -35,7 +35,6 @@ from coordinator.strategies.common.representation import annotate_representation
 from coordinator.strategies.registry import kept_settings
 from edge_client.errors import EXIT_OK, ConfigError, FedcentersError
 from edge_client.malloc import give_back_large_blocks
-from edge_client.protocol.topics import Topics
 from edge_client.transport.base import Transport, Will
 from edge_client.transport.blobs import write_atomically
 from edge_client.transport.clock import SystemClock
@@ -130,7 +129,7 @@ class _FederationThread:
         self, config: CoordinatorConfig, store: Store, watch: EventReporter, tell: EventReporter, *, insecure: bool
     ) -> None:
         url = brokers.broker_url(config.broker)
-        client_id = f"{Topics(config.federation).federation}.coordinator.0"
+        client_id = f"{config.federation}.coordinator.0"
 
         def dial(will: Will | None) -> Transport:
             return MqttTransport(

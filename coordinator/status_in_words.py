@@ -47,7 +47,7 @@ def status_lines(found: Mapping[str, Any]) -> list[str]:
         out += [f"  {word}: {_names(exchange[group])}" for group, word in _GROUPS.items() if exchange.get(group)]
     out.append(f"the disk of the run folder has {size_in_words(found['free_bytes'])} left")
     if found["served"]:
-        out.append(f"{found['served']} device{'s' * (found['served'] != 1)} fetched a center")
+        out.append(f"{counted(found['served'], 'device')} fetched a center")
     if found["error"]:
         told, _, hint = found["error"].rpartition(HINT)
         out += [f"last error: {told}", f"  hint: {hint}"] if told else [f"last error: {hint}"]

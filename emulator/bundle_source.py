@@ -44,7 +44,7 @@ MAX_CALIBRATION_SAMPLES = 512  # training samples, every device's share alike
 
 def is_run_folder(run: Path) -> bool:
     """Whether `fedcenters-emulator simulate` wrote this folder."""
-    return all((run / name).is_file() for name in ("config.toml", "fleet.json", "metrics.jsonl"))
+    return all((run / name).is_file() for name in ("config.toml", config.FLEET_FILE, "metrics.jsonl"))
 
 
 def bundle_source(run: Path, *, method: str, engines: Sequence[str], data: Path | None) -> BundleSource:
@@ -253,13 +253,9 @@ def _samples(split: FleetData, assignment: Mapping[ClientId, int], part: str, ce
     if not found:
         return None
     lengths = [len(d) for d in found.values()]
-
-    def joined(arrays: Sequence[Array]) -> Array:
-        return np.concatenate(arrays)
-
     return LabelledSamples(
-        x=joined([d.x for d in found.values()]),
-        y=joined([d.y for d in found.values()]),
+        x=np.concatenate([d.x for d in found.values()]),
+        y=np.concatenate([d.y for d in found.values()]),
         device=np.repeat(np.array(list(found)), lengths),
         center=np.repeat(np.array([at[c] for c in found], np.int64), lengths),
     )

@@ -31,6 +31,7 @@ from export.plugins import nearest_name_hint
 
 CONFIG_FILE = "simulate.toml"  # what was asked of a run over MQTT, whose config.toml is the coordinator's
 GROUPS_FILE = "groups.json"  # the true group of each device, beside it
+FLEET_FILE = "fleet.json"  # the devices of a simulated run, and by what it is known again
 STATE_FILE = "state.safetensors"  # beside the centers, where no checkpoint has the state of the last round
 TREE_FILE = "tree.npz"  # beside the centers: edges and models of coordinator/strategies/common/center_tree.py
 GUIDE_FILE = "newcomers/guide.json"  # what devices of the user's own samples taught `nearest`

@@ -48,7 +48,7 @@ def is_run_folder(run: Path) -> bool:
 
 def bundle_source(run: Path, *, method: str, engines: Sequence[str], data: Path | None) -> BundleSource:  # noqa: ARG001 - the entry point's signature; this source compiles nothing
     """The centers of the run `method`, with every engine that the coordinator compiled for."""
-    name = method or _only(run)
+    name = method or _names(run)[0]
     program = read_program(run)
     centers = _centers(run, name, program)
     assignment = last_round(run, name)["assignment"]
@@ -185,10 +185,6 @@ def calibration(run: Path, *, data: Path | None) -> LabelledSamples | None:
     """None: devices keep their training samples."""
 
 
-def _only(run: Path) -> str:
-    return _names(run)[0]
-
-
 def _names(run: Path) -> list[str]:
     names = sorted(p.name for p in (run / "centers").glob("*") if p.is_dir())
     if not names:
@@ -197,7 +193,7 @@ def _names(run: Path) -> list[str]:
 
 
 def _centers(run: Path, name: str, program: Program) -> list[Array]:
-    if name not in _names(run):
-        raise ConfigError(f"run {run} has no centers of {name}", hint=f"it has {', '.join(_names(run))}")
+    if name not in (names := _names(run)):
+        raise ConfigError(f"run {run} has no centers of {name}", hint=f"it has {', '.join(names)}")
     paths = sorted((run / "centers" / name).glob("center-*.safetensors"), key=lambda p: int(p.stem.partition("-")[2]))
     return [codecs.decode_vector(path.read_bytes(), program.schema, kind="model") for path in paths]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from coordinator.strategies.base import Strategy
 from coordinator.strategies.registry import method_path, method_settings, summed_members
 from edge_client.errors import UsageError
+from edge_client.printable import counted
 from emulator import choose_k as trials
 from emulator.api.checks import check_fleet, check_method, check_own, in_words_of_python
 from emulator.api.history import Table, frame
@@ -67,7 +68,7 @@ class ClusterCounts:
 
     @property
     def _advice(self) -> str:
-        return f"take {self.clusters} {'center' if self.clusters == 1 else 'centers'}"
+        return f"take {counted(self.clusters, 'center')}"
 
     def _repr_html_(self) -> str:
         picture = BytesIO()

@@ -22,7 +22,7 @@ from edge_client.protocol.task import ClientId, Flat, Schema
 from emulator.api.kept_model import check_module, read_facts, read_guide, read_kept_model
 from emulator.api.result import Result
 from emulator.bundle_source import is_run_folder, read_centers, read_tree
-from emulator.config import STATE_FILE, make_args, read_table
+from emulator.config import FLEET_FILE, STATE_FILE, make_args, read_table
 from emulator.data.fleet import Fleet, is_named_fleet
 from emulator.data.fleet_split import FleetData, SamplesMissing, label_counts
 from emulator.options import SimulateArgs
@@ -181,9 +181,9 @@ def _read_samples(place: Path, run: ResolvedRun) -> Mapping[ClientId, DeviceData
 
 def _fleet_facts(place: Path) -> dict[str, Any]:
     try:
-        told: dict[str, Any] = json.loads((place / "fleet.json").read_text(encoding="utf-8"))
+        told: dict[str, Any] = json.loads((place / FLEET_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError) as wrong:
-        raise ConfigError(f"{place}/fleet.json cannot be read: {wrong}", hint="save the run again") from wrong
+        raise ConfigError(f"{place / FLEET_FILE} cannot be read: {wrong}", hint="save the run again") from wrong
     return told
 
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from edge_client.printable import counted
 from emulator.experiments.plan import ExperimentPlan, TableCell, row_label
 from emulator.experiments.table import Results, table_line
 
@@ -46,7 +47,7 @@ def summarise_cells(
 
 def render_summary(found: Mapping[str, Any]) -> str:
     """A line of counts, and a row per column of the table: which rows have how many seeds, and which have none."""
-    every = f"{found['seeds']} seed{'s' * (found['seeds'] > 1)}"
+    every = counted(found["seeds"], "seed")
     counts = f"{found['run']} of {found['of']} cells run, {found['with_all_seeds']} with {every}"
     some = any(one["under_way"] for one in found["cells"])
     head = ["data", "run (seeds)", *["under way"] * some, "not run"]

@@ -18,6 +18,7 @@ import numpy as np
 from matplotlib import rc_context
 
 from coordinator.rounds.metrics import LAST_ROUNDS
+from edge_client.printable import counted
 from emulator.experiments.plan import ExperimentPlan, row_label
 from emulator.experiments.table import Results
 from emulator.reports import plots
@@ -72,7 +73,7 @@ def by_column(plan: ExperimentPlan, results: Results) -> list[Panel]:
         }
         lines = {name: line for name, line in lines.items() if line}
         dots = {name: seed_ends([one["curves"]["accuracy"] for one in found[name]]) for name in lines}
-        title = f"{column}, {len(common)} seed{'s' * (len(common) > 1)}"
+        title = f"{column}, {counted(len(common), 'seed')}"
         panels.append(Panel(title=title, lines=lines, dots=dots))
     return panels
 

@@ -19,8 +19,9 @@ import numpy as np
 
 from coordinator.rounds.metrics import ari
 from edge_client.errors import ConfigError
+from edge_client.printable import counted
 from edge_client.toml_files import parse_toml
-from emulator.config import CONFIG_FILE, GROUPS_FILE
+from emulator.config import CONFIG_FILE, FLEET_FILE, GROUPS_FILE
 from emulator.reports import demo_page, display_names, plots
 from emulator.reports.html_page import (
     format_share,
@@ -32,7 +33,7 @@ from emulator.reports.html_page import (
     html_verdict,
 )
 from emulator.reports.output_files import write_output
-from emulator.reports.repeat import FLEET_FILE, own_loss_of, repeat_in_python, show_coordinator
+from emulator.reports.repeat import own_loss_of, repeat_in_python, show_coordinator
 from emulator.reports.run_settings import differing_settings, one_sided_settings, read_settings
 
 CURVES = {  # quantity and kind of a round's record -> how it is called
@@ -94,8 +95,7 @@ class RunSummary:
     def fleet_words(self) -> str:
         """The fleet in a few words."""
         data, part = self.settings.get(DATA_SET), self.settings.get("partition")
-        count = f"{len(self.fleet)} device{'' if len(self.fleet) == 1 else 's'}"
-        return ", ".join(str(part) for part in (count, data, part) if part)
+        return ", ".join(str(part) for part in (counted(len(self.fleet), "device"), data, part) if part)
 
     @property
     def ari(self) -> float | None:

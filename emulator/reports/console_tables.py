@@ -11,6 +11,7 @@ from rich.table import Table
 
 from coordinator.rounds.round_record import is_squared_error
 from coordinator.rounds.update_validation import FAR_UPDATES
+from edge_client.printable import counted
 from emulator.reports import display_names
 from export.command_line import difference_in_words
 
@@ -86,7 +87,7 @@ def summary_rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _privacy(spent: Mapping[str, Any]) -> str:
     """What the centers cost, as `privacy_spent` says."""
     given = "; given the center of each device" if spent["given_assignments"] else ""
-    releases = f"{spent['releases']} {'release' if spent['releases'] == 1 else 'releases'}"
+    releases = counted(spent["releases"], "release")
     return f"epsilon {spent['epsilon']:.4g} for delta {spent['delta']:g}, {releases}{given}"
 
 
@@ -96,7 +97,7 @@ def _number(value: float | None) -> str:
 
 
 def _refused(reasons: Mapping[str, int]) -> str:
-    told = ", ".join(f"{count} {'answer' if count == 1 else 'answers'} ({why})" for why, count in reasons.items())
+    told = ", ".join(f"{counted(count, 'answer')} ({why})" for why, count in reasons.items())
     far = reasons.keys() & {"rejected", "not_finite"}
     return f"{told}; {FAR_UPDATES}" if far else told
 

@@ -12,14 +12,13 @@ from typing import Any
 from coordinator.models.members import check_model_name
 from coordinator.strategies.registry import METHODS, make_method
 from edge_client.errors import ConfigError, UsageError
-from emulator.config import CONFIG_FILE, GROUPS_FILE
+from emulator.config import CONFIG_FILE, FLEET_FILE, GROUPS_FILE
 from emulator.data import registry
 from emulator.data.fleet import is_named_fleet
 from emulator.options import OPTIONS
 from emulator.simulation.checkpoint import CHECKPOINT_FOLDER
 
 OWN_MODEL = "model/model.json"  # in the folder of a run whose module was the user's (emulator/api/kept_model.py)
-FLEET_FILE = "fleet.json"
 DEFAULT_MODEL = "Perceptron"  # of `fc.simulate`, for the user's own samples
 
 

@@ -18,6 +18,7 @@ from matplotlib.axes import Axes
 from edge_client.errors import ConfigError
 from edge_client.printable import printable_line
 from edge_client.protocol.task import I64, Array, ClientId
+from emulator.config import FLEET_FILE
 from emulator.reports import display_names, plots
 from emulator.reports.demo_page import no_run, read_events, round_events
 from emulator.reports.output_files import save_figure
@@ -244,7 +245,7 @@ def read_run_folder(run: Path) -> RunFolder:
     """What a simulated run's folder says. Raises ConfigError where it is none."""
     try:
         events = read_events(run / "metrics.jsonl")
-        told = json.loads((run / "fleet.json").read_text(encoding="utf-8"))
+        told = json.loads((run / FLEET_FILE).read_text(encoding="utf-8"))
         method = str(events[0]["method"])
         return RunFolder(
             method=method,

@@ -13,10 +13,11 @@ import numpy as np
 from edge_client.data.dataset import DeviceData
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import ClientId, Schema
+from emulator.config import FLEET_FILE
 from emulator.simulation.checkpoint import read_checkpoint
 from emulator.simulation.drawn_devices import DrawnDevices
 
-FLEET_FILE, KEY = "fleet.json", "parts"  # where a run's folder has them
+KEY = "parts"  # where FLEET_FILE has them
 RunParts = Mapping[str, Any]  # "samples", "numbers" of a model, "tensors", and `Marks`; what is not known is missing
 Marks = Mapping[str, Any]  # "loss": a `LossMark`; "frozen": a checksum of the values that a model does not train
 MARKED = ("loss", "frozen")

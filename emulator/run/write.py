@@ -12,12 +12,12 @@ from coordinator.storage.state_codec import encode_state
 from coordinator.strategies.common.center_tree import SplitTree
 from edge_client.protocol import codecs
 from edge_client.protocol.task import Schema
-from emulator.config import STATE_FILE, TREE_FILE
+from emulator.config import FLEET_FILE, STATE_FILE, TREE_FILE
 from emulator.data.fleet_split import FleetData, label_counts
 from emulator.reports.pictures import records as pictures
 from emulator.reports.pictures.image_grid import pick_images
 from emulator.run.execute import SimulationResult
-from emulator.run.run_parts import FLEET_FILE, KEY, Marks, run_parts
+from emulator.run.run_parts import KEY, Marks, run_parts
 from emulator.run.summary import Record
 
 

@@ -117,7 +117,7 @@ class Bundle:
         """The model, the number of centers, and the files of each."""
         centers = self.manifest["centers"]
         files = ", ".join(sorted(centers[0]["files"])) or "weights only"
-        return f"Bundle({self.program.model}, {len(centers)} center{'s' * (len(centers) > 1)}: {files})"
+        return f"Bundle({self.program.model}, {counted(len(centers), 'center')}: {files})"
 
     def _repr_html_(self) -> str:
         rows = "".join(

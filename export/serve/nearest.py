@@ -18,9 +18,8 @@ from edge_client.protocol.task import Array
 from edge_client.protocol.topics import check_cid
 from export.bundle.reader import Bundle
 
-MAX_SKETCH = MAX_SKETCH_SIZE
 NUMBER_FIELD = validators.number(-MAX_INTEGER, MAX_INTEGER)
-SKETCH_FIELD = validators.list_of(NUMBER_FIELD, 1, MAX_SKETCH)
+SKETCH_FIELD = validators.list_of(NUMBER_FIELD, 1, MAX_SKETCH_SIZE)
 SAMPLES_FIELDS = validators.optional(n=validators.integer(1, 2**31))
 QUESTION_SCHEMAS = {
     "loss": validators.record(

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from edge_client.protocol.nearest.router import FITS
-from export.serve.nearest import MAX_SKETCH
+from edge_client.protocol.nearest.sketch import MAX_SKETCH_SIZE
 
 HASH = {"type": "string", "pattern": "^[0-9a-f]{64}$"}
 DEVICE = {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,64}$"}
@@ -128,8 +128,8 @@ def _post_nearest() -> dict[str, Any]:
         "oneOf": [
             question("loss", "losses", {"type": "number"}, 1024),
             question("votes", "votes", {"type": "integer", "minimum": 0}, 1024),
-            question("sketch", "sketch", {"type": "number"}, MAX_SKETCH),
-            question("round", "sketch", {"type": "number"}, MAX_SKETCH),
+            question("sketch", "sketch", {"type": "number"}, MAX_SKETCH_SIZE),
+            question("round", "sketch", {"type": "number"}, MAX_SKETCH_SIZE),
         ]
     }
     other = _object({"center": CENTER, "distance": DISTANCE})

@@ -12,6 +12,7 @@ from numbers import Integral, Real
 from typing import Any, TypeVar
 
 from edge_client.errors import ConfigError
+from edge_client.printable import counted
 
 Value = TypeVar("Value")
 KINDS: dict[str, tuple[type, str]] = {  # type of a setting -> what it accepts
@@ -108,8 +109,7 @@ def spare_centers(method: object, devices: int) -> str:
     clusters = getattr(method, "clusters", None)
     if not isinstance(clusters, int) or clusters <= devices:
         return ""
-    none = clusters - devices
     return (
-        f"clusters is {clusters}, with {devices} device{'s' * (devices != 1)}:"
-        f" at least {none} center{'s' * (none != 1)} will have no device"
+        f"clusters is {clusters}, with {counted(devices, 'device')}: "
+        f"at least {counted(clusters - devices, 'center')} will have no device"
     )
