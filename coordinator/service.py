@@ -49,6 +49,11 @@ if TYPE_CHECKING:
 
 STOP_TIMEOUT_S = 2.0  # after a signal; what takes longer is abandoned, and a restart continues
 POLL_S = 0.5  # a signal whose handler another thread took does not wake the main thread
+_DISK_REMEDIES = {  # of errors that pass without a change of the configuration, by errno
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free disk space"),
+    errno.EIO: "free disk space, look at dmesg whether the disk fails",
+    errno.EROFS: "look at dmesg why the disk is read-only, and mount it writable again",
+}
 EventReporter = Callable[[Mapping[str, Any]], None]  # called with every event of metrics.jsonl
 
 
@@ -310,9 +315,8 @@ def open_store(config: CoordinatorConfig) -> Store:
             write_atomically(config.folder / "config.toml", "\n".join(parts).encode())
         except OSError as wrong:
             told = f"cannot write to {config.folder}: {wrong.strerror}"
-            if wrong.errno in {errno.ENOSPC, errno.EDQUOT, errno.EIO}:  # no ConfigError: a service manager tries again
-                failing = " look at dmesg whether the disk fails," if wrong.errno == errno.EIO else ""
-                raise FedcentersError(told, hint=f"free disk space,{failing} or choose another `folder`") from wrong
+            if remedy := _DISK_REMEDIES.get(wrong.errno or 0):  # no ConfigError: a service manager tries again
+                raise FedcentersError(told, hint=f"{remedy}, or choose another `folder`") from wrong
             hint = "choose another `folder`"
             if wrong.errno in {errno.EACCES, errno.EPERM}:  # as of a folder that root copied here
                 hint = f"give all of it to this user (as root: chown -R USER {config.folder}), or {hint}"

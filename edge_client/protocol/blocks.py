@@ -205,6 +205,11 @@ def unpack_marked_block(message: bytes, manifest: Manifest, index: int) -> tuple
     return body, mark
 
 
+def read_mark(message: bytes) -> int:
+    """The mark of a block that is no longer wanted, unchecked; 0 without one."""
+    return int.from_bytes(message[2:4], "little")
+
+
 class Bitmap:
     """Which of `total` blocks have arrived: block i is bit i mod 8, least significant first, of byte i div 8."""
 

@@ -76,9 +76,10 @@ class Downloader:
         return MAX_POLL_S if due is None else max(0.0, due - now_s)
 
     def on_block(self, blob_label: str, index: int, payload: bytes) -> None:
-        """Take one block message; one of no transfer is dropped. Raises Malformed for a damaged one."""
+        """Take one block message; of one of no transfer only the mark. Raises Malformed for a damaged one."""
         partial, pull = self._partial, self._pull
         if partial is None or pull is None or blob_label != routing_label(partial.manifest.sha256):
+            self._mark = blocks.read_mark(payload)
             return
         body, self._mark = blocks.unpack_marked_block(payload, partial.manifest, index)
         if partial.write_block(index, body):

@@ -80,7 +80,7 @@ def test_a_database_that_this_user_may_not_open_is_told_with_the_command_that_gi
 @pytest.mark.parametrize(
     ("mount", "said", "code"),
     [
-        ("mount -t tmpfs -o ro none run", "Read-only file system", 3),
+        ("mount -t tmpfs -o ro none run", "mount it writable again", 70),  # of a disk that failed: tried again
         ("mount -t tmpfs -o size=8k none run && head -c 8192 /dev/zero > run/filler", "disk is full", 70),
         ("rmdir run && touch run", "File exists", 3),
     ],

@@ -115,3 +115,18 @@ test("a coordinator that is busy is asked again when it said, one that does not 
   downloader.onError("get-1", "not_yours", 0);
   await assert.rejects(downloader.step(0), { code: "unreachable" });
 });
+
+test("a block that comes after its task was stopped is not kept, and the next request proves that it came", async () => {
+  const marks = [];
+  const blobs = { has: async () => false, arrivedBlocks: async () => new Bitmap(3) };
+  const downloader = new Downloader(blobs, (_manifest, _runs, mark) => `get-${marks.push(mark)}`);
+  const fetch = async (letter) => {
+    await downloader.start([{ sha256: letter.repeat(64), size: 10_000, block: 4096, kind: "model" }]);
+    await downloader.step(0);
+  };
+  await fetch("c");
+  await fetch("d");
+  await downloader.onBlock("c".repeat(16), 0, new Uint8Array([1, 0, 1, 2, ...new Array(20).fill(0)]));
+  await fetch("e");
+  assert.deepEqual([marks, downloader.arrived], [[0, 0, 513], 0]);
+});

@@ -143,6 +143,9 @@ export function unpackMarkedBlock(message, manifest, index) {
   return { body, mark: view.getUint16(2, true) };
 }
 
+/** The mark of a block that is no longer wanted, unchecked; 0 without one. */
+export const readMark = (message) => (message.length < HEADER_BYTES ? 0 : message[2] | (message[3] << 8));
+
 /** Which of `total` blocks have arrived: block i is bit i mod 8, least significant first, of byte i div 8. */
 export class Bitmap {
   constructor(total) {

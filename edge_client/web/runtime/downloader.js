@@ -1,7 +1,7 @@
 // Download of blobs, one after another, block by block (PROTOCOL.md, section 9). The receiver sets the pace. The client
 // passes in events and calls `step`. Times are in ms.
 
-import { totalOf, unpackMarkedBlock } from "../protocol/blocks.js";
+import { readMark, totalOf, unpackMarkedBlock } from "../protocol/blocks.js";
 import { Malformed } from "../protocol/errors.js";
 import { routingLabel } from "../protocol/topics.js";
 
@@ -96,11 +96,14 @@ export class Downloader {
     return Number.isFinite(due) ? Math.max(0, due - now) : MAX_POLL_MS;
   }
 
-  /** One block message; what belongs to no transfer or is damaged is dropped. */
+  /** One block message; what is damaged is dropped, and of what belongs to no transfer all but the mark. */
   async onBlock(name, index, payload) {
     const { pull } = this;
     const manifest = this.queue[0];
-    if (pull === null || name !== routingLabel(manifest.sha256)) return;
+    if (pull === null || name !== routingLabel(manifest.sha256)) {
+      this.mark = readMark(payload);
+      return;
+    }
     let body;
     try {
       ({ body, mark: this.mark } = unpackMarkedBlock(payload, manifest, index));

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.runtime.arrival_marks import ASSUMED_ARRIVAL_S, MAX_HOLD_S, ArrivalMarks
+from coordinator.runtime.arrival_marks import ASSUMED_ARRIVAL_S, MAX_HOLD_S, MAX_UNPROVEN, ArrivalMarks
 from coordinator.runtime.block_server import BlockServer
 from coordinator.runtime.envelope import Envelope
 from coordinator.runtime.sender import CoordinatorSender
@@ -15,6 +15,7 @@ from edge_client.errors import Malformed
 from edge_client.protocol import messages
 from edge_client.protocol.blocks import HEADER, Manifest, manifest_of
 from edge_client.protocol.topics import Topics
+from edge_client.runtime.downloader import Downloader
 from edge_client.transport.base import Message
 from edge_client.transport.blobs import BlobFolder
 from tests.support.memory_broker import MemoryBroker
@@ -31,6 +32,7 @@ class BlockServerSetup:
     def __init__(self, folder: Path, *, budget: float = 8 * BLOCK) -> None:
         broker = MemoryBroker()
         self.marks: dict[str, int] = {}
+        self.blocks: list[Message] = []  # that `said` has told
         self.clock = VirtualClock()
         self._heard = broker.client("spy")
         self._heard.connect()
@@ -63,6 +65,7 @@ class BlockServerSetup:
                 route = TOPICS.parse(event.topic)
                 if route.kind == "b":
                     self.marks[str(route.cid)] = HEADER.unpack_from(event.payload)[2]
+                    self.blocks.append(event)
                 word = "block" if route.kind == "b" else messages.read_message(event.payload, "t")["code"]
                 out.append((str(route.cid), word))
         return out
@@ -177,3 +180,24 @@ def test_a_wrong_mark_proves_nothing_and_a_right_one_proves_what_was_sent_before
         desk.ask("a", [0, 1], mark=first % 65_535 + 1)
     desk.ask("a", [0, 1], mark=desk.mark("a"))
     assert desk.said() == [("a", "block")]
+
+
+def test_a_device_whose_fetches_are_interrupted_is_served_the_next_one_at_once(
+    desk: BlockServerSetup, tmp_path: Path
+) -> None:
+    """Each board began to fetch a release between two tasks; its blocks came late, and the next center after 10 s."""
+
+    def ask(_: Manifest, at: list[list[int]], mark: int) -> str:
+        desk.ask("a", *at, mark=mark)
+        return "r-a"
+
+    device = Downloader(BlobFolder(tmp_path / "device"), ask)
+    for fetches in range(1, MAX_UNPROVEN + 2):
+        device.start([desk.manifest])
+        device.step(0.0)
+        device.pause()  # a task has come
+        assert desk.said() == [("a", "block")] * 4, fetches
+        for block in desk.blocks[-4:]:
+            route = TOPICS.parse(block.topic)
+            device.on_block(str(route.label), int(route.index or 0), block.payload)
+    assert device.arrived == 0
