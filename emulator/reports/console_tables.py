@@ -11,6 +11,7 @@ from rich.table import Table
 
 from coordinator.rounds.round_record import is_squared_error
 from coordinator.rounds.update_validation import FAR_UPDATES
+from edge_client.printable import counted
 from emulator.reports import display_names
 from export.command_line import difference_in_words
 
@@ -64,12 +65,10 @@ def simulate_table(result: Mapping[str, Any]) -> None:
 
 def summary_rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The results of a simulated run in words: what the command prints, and what a result is shown as in Python."""
+    method, size = result["method"].removeprefix("__main__:"), counted(result["devices"], "device")
     virtual = f"; {result['virtual_seconds']:.0f} s in the devices' own time" if "virtual_seconds" in result else ""
     return [
-        (
-            "method",
-            f"{result['method'].removeprefix('__main__:')}, {result['rounds']} rounds, {result['devices']} devices",
-        ),
+        ("method", f"{method}, {counted(result['rounds'], 'round')}, {size}"),
         ("clusters", f"{result['clusters']}{_empty(result['clusters_without_devices'])}{_rand(result['ari'])}"),
         *_without_center(result),
         *_scores(result),
