@@ -14,6 +14,8 @@ import fedcenters as fc
 from coordinator.strategies.registry import METHODS
 from edge_client import __version__
 from edge_client.toml_files import parse_toml
+from emulator.data.partition_schemes import PARTITION_SCHEMES
+from emulator.data.registry import DATA_SETS
 
 ROOT = Path(__file__).parents[1]
 NAMES = """
@@ -30,6 +32,12 @@ def printed(*command: str) -> str:
 def test_the_names_are_those_that_users_were_promised_and_the_methods() -> None:
     methods = {kind.__name__ for kind in METHODS.values()}
     assert sorted(fc.__all__) == sorted({*NAMES.split(), *methods}) == dir(fc)
+
+
+def test_completion_shows_data_sets_and_partitions_and_nothing_else() -> None:
+    """`fc.fleets.` and `fc.partitions.` offered Any, Path and other imports too."""
+    assert dir(fc.fleets) == sorted(["named", *(name.replace("-", "_") for name in DATA_SETS)])
+    assert dir(fc.partitions) == sorted([*(kind.__name__ for kind in PARTITION_SCHEMES.values()), "for_flower"])
 
 
 @pytest.mark.parametrize("name", fc.__all__)

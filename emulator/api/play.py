@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from coordinator.models.members import check_model_name
 from coordinator.storage.experiment_trackers import EventHandler, open_trackers
 from edge_client.errors import UsageError
+from edge_client.printable import counted
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import ClientId, Flat
 from emulator.api.result import Result, TemporaryPlace
@@ -240,6 +241,6 @@ def _tell_where_it_goes_on(checkpoints: Checkpoints, folder: Path, rounds: int, 
         raise NothingToResume(f"{folder} has no checkpoint to resume from", hint=hint)
     done = found[1].round
     if done > rounds:
-        told = f"{folder} has {done} rounds already, and this run shall have {rounds}"
+        told = f"{folder} has {counted(done, 'round')} already, and this run shall have {rounds}"
         raise UsageError(told, hint=f"ask for more than {done} --rounds, or leave out --resume")
-    say(f"going on after round {done}" if done < rounds else f"{folder} has all {done} rounds already")
+    say(f"going on after round {done}" if done < rounds else f"{folder} has its {counted(done, 'round')} already")

@@ -99,6 +99,9 @@ class Fleet(Mapping[ClientId, DeviceData]):
         seed = seed if self.seed is None else self.seed
         if seed not in self._cuts:
             found = self.scheme.split(self.read(seed), devices=self.count, seed=seed)
+            if not isinstance(found, FleetData):
+                told = f"{type(self.scheme).__name__}.split returned {type(found).__name__}"
+                raise UsageError(told, hint="return make_fleet_data(data, PartitionIndices(train=rows), rng)")
             if not found.devices:
                 raise ConfigError("no device has enough samples", hint="give each at least two: to train and to test")
             self._cuts.clear()

@@ -103,6 +103,11 @@ def is_given_in_python(data_set: str) -> bool:
 def load_data_set(name: str, folder: Path | None = None, *, seed: int = 0) -> DataSet:
     """The whole data set, always in the same order; `seed` is used only by data that are drawn.
 
-    Raises UsageError for an unknown name, ConfigError for files that are missing, altered or malformed.
+    Raises UsageError for an unknown name, and for a `read` of a user's own that returns another kind, ConfigError for
+    files that are missing, altered or malformed.
     """
-    return find_data_set(name).read(DataFolderReader(path=data_folder(folder)), seed)
+    found = find_data_set(name).read(DataFolderReader(path=data_folder(folder)), seed)
+    if not isinstance(found, DataSet):
+        told = f"`read` of data set {name!r} returned {type(found).__name__}"
+        raise UsageError(told, hint="return DataSet(train=RawSamples(x=x, y=y)) of emulator.data.loaders.samples")
+    return found

@@ -65,12 +65,10 @@ def simulate_table(result: Mapping[str, Any]) -> None:
 
 def summary_rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The results of a simulated run in words: what the command prints, and what a result is shown as in Python."""
+    method, size = result["method"].removeprefix("__main__:"), counted(result["devices"], "device")
     virtual = f"; {result['virtual_seconds']:.0f} s in the devices' own time" if "virtual_seconds" in result else ""
     return [
-        (
-            "method",
-            f"{result['method'].removeprefix('__main__:')}, {result['rounds']} rounds, {result['devices']} devices",
-        ),
+        ("method", f"{method}, {counted(result['rounds'], 'round')}, {size}"),
         ("clusters", f"{result['clusters']}{_empty(result['clusters_without_devices'])}{_rand(result['ari'])}"),
         *_without_center(result),
         *_scores(result),

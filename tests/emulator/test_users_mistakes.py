@@ -110,6 +110,14 @@ class ManySlots(fc.LocalSgd):
 @dataclass(frozen=True, kw_only=True)
 class FromNothing:
     begin = round = predictor = lambda *parts: None
+
+@dataclass(frozen=True, kw_only=True)
+class NoSplit:
+    def split(self, data, *, devices, seed):
+        return [range(10)] * devices
+
+from emulator.data.registry import DataSetEntry
+PAIR = DataSetEntry(read=lambda folder, seed: ([0.0], [1]), model="digits-mlp", partition="iid", devices=3)
 """
 HELPERS = """
 def tasks(fleet):
@@ -200,6 +208,24 @@ def test_where_a_line_of_ours_raised_the_users_line_is_named_and_the_traceback_i
     assert "error: mymeth.py, line 25, in round: TypeError: " in told
     assert "(raised in coordinator/strategies/" in told
     assert "report the lines above" in told.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--partition", "mymeth:NoSplit"), "NoSplit.split returned list\n\nhint: return make_fleet_data(data, "),
+        (
+            ("--data-set", "mymeth:PAIR"),
+            "`read` of data set 'mymeth:PAIR' returned tuple\n\nhint: return DataSet",
+        ),
+    ],
+)
+def test_a_users_partition_or_data_set_that_returns_another_kind_is_no_bug_of_ours(
+    options: tuple[str, ...], said: str
+) -> None:
+    code, told = said_of(*options)
+    assert (code, told.count("Traceback")) == (2, 0)
+    assert f"error: {said}" in told
 
 
 def test_a_mistake_in_a_users_model_is_told_with_its_line() -> None:

@@ -81,3 +81,7 @@ regression = NamedFleet("regression")
 regression_8 = NamedFleet("regression-8")
 shakespeare = NamedFleet("shakespeare")
 wisdm = NamedFleet("wisdm")
+
+
+def __dir__() -> list[str]:
+    return sorted(["named", *(name for name, value in globals().items() if isinstance(value, NamedFleet))])

@@ -48,8 +48,9 @@ def checked_inputs(x: Array) -> Array:
         hint = "give numbers [n, features], [n, tokens] of texts, or [n, channels, height, width] of images"
         raise ConfigError(told, hint=hint)
     if x.dtype.kind == "f" and not np.isfinite(x).all():
-        n = int((~np.isfinite(x.reshape(len(x), -1)).all(axis=1)).sum())
-        raise ConfigError(f"{n} samples of x hold NaN or infinity", hint="fill these values in, or drop the samples")
+        wrong = np.flatnonzero(~np.isfinite(x.reshape(len(x), -1)).all(axis=1))
+        told = f"x holds NaN or infinity in {len(wrong)} of {len(x)} samples, first in x[{wrong[0]}]"
+        raise ConfigError(told, hint="fill these values in, or drop the samples")
     _check_range("x", x)
     return x
 

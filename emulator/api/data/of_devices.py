@@ -19,7 +19,7 @@ from edge_client.protocol.samples.input_parts import Parts, joined_parts
 from edge_client.protocol.task import I64
 from emulator.api.data.columns import Columns
 from emulator.api.data.frames import frame_columns
-from emulator.api.data.kinds import check_kinds, warn_of_shared
+from emulator.api.data.kinds import check_kinds, checked_inputs, warn_of_shared
 from emulator.api.data.reading import read_columns
 from emulator.api.data.unread import is_frame, no_device_folders
 
@@ -111,6 +111,7 @@ def _of_one(
         for part in (train, held if test is None else test):
             if part is not None:
                 columns.append(_columns(part, x=of or x, y=y))
+                checked_inputs(columns[-1].x)
                 of = of or list(columns[0].names)  # in the order of the first device
     except (UsageError, ConfigError) as wrong:
         raise type(wrong)(f"{who}: {wrong.message}", hint=wrong.hint) from None

@@ -52,6 +52,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 def as_scheme(partition: Any) -> PartitionScheme:  # noqa: ANN401 - what users have
     """What a user gave as a partition, as a scheme. Raises UsageError, ConfigError.
 

@@ -38,9 +38,9 @@ from export.plugins import nearest_name_hint
 
 log = logging.getLogger(__name__)
 TEST_SHARE = 0.2
-NOT_FROM_0 = (
-    "classes below it have an output of the model and no sample. Where that is not meant, number them from 0: "
-    "y = np.unique(y, return_inverse=True)[1]"
+WITHOUT_SAMPLES = (
+    "y holds %s of the classes 0 to %s: class %s has an output of the model and no sample. Where that is not meant, "
+    "number them without gaps: y = np.unique(y, return_inverse=True)[1]"
 )
 GROUPS = "give one value for each sample, groups=array, or for each device, groups={device: group}"
 HOW = 'write by="column", or partition=fc.partitions.Dirichlet(0.1) and devices=100'
@@ -220,8 +220,10 @@ def _data_set(train: Columns, test: Columns | None, share: float) -> tuple[DataS
     shapes = [list(y.shape[1:]) for y in labels]
     if shapes[0] != shapes[-1]:
         raise ConfigError(f"test targets are {shapes[-1]}, training targets {shapes[0]}", hint="use one shape")
-    if labels[0].dtype == np.int64 and labels[0].ndim == 1 and (low := min(int(y.min()) for y in labels)) > 0:
-        log.warning("the smallest class is %s: %s", low, NOT_FROM_0)
+    if labels[0].dtype == np.int64 and labels[0].ndim == 1:
+        known = np.unique(np.concatenate(labels))
+        if (gaps := known != np.arange(len(known))).any():
+            log.warning(WITHOUT_SAMPLES, len(known), known[-1], gaps.argmax())
     if how := look_like_classes(labels):
         log.warning("y holds %s, which are targets. For classes give %s", *how)
     users, names = _users(train, columns)

@@ -27,7 +27,8 @@ CHUNK_BYTES = 1 << 20
 
 HOME_PAGES = {
     "fashion-mnist": "https://github.com/zalandoresearch/fashion-mnist",
-    "mnist": "http://yann.lecun.com/exdb/mnist, and the extended labels from https://github.com/facebookresearch/qmnist",
+    "mnist": "https://ossci-datasets.s3.amazonaws.com/mnist/FILE.gz, as torchvision does; the qmnist files from "
+    "https://github.com/facebookresearch/qmnist",
     "cifar10": "https://www.cs.toronto.edu/~kriz/cifar.html, the binary version",
     "emnist": "https://www.nist.gov/itl/products-and-services/emnist-dataset, the MNIST format, gzip.zip",
     "femnist": "https://github.com/TalwalkarLab/leaf, preprocess.sh -s niid --sf 1.0 -k 0 -t sample --tf 0.8",
@@ -130,7 +131,8 @@ class DataFolderReader:
 
     def missing_file_error(self, name: str) -> ConfigError:
         """The error that says which file is missing, from which folder, and where to get it."""
-        return ConfigError(f"{name} is not in the data folder {self.path}", hint=self._hint(name))
+        absent = "" if self.path.is_dir() else ": there is no such folder"
+        return ConfigError(f"{name} is not in the data folder {self.path}{absent}", hint=self._hint(name))
 
     def format_error(self, name: str, why: object) -> ConfigError:
         """The error for content that breaks its format."""

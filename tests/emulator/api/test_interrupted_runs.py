@@ -116,7 +116,7 @@ def test_a_run_that_has_all_its_rounds_is_not_written_again(tmp_path: Path, caps
     again = fc.simulate(fc.FedAvg(local_steps=1), **asked, name="mine", resume=True)
     assert again.accuracy == first.accuracy
     assert guide.stat().st_mtime_ns == before
-    assert f"{tmp_path / 'mine'} has all 1 rounds already" in capsys.readouterr().err
+    assert f"{tmp_path / 'mine'} has its 1 round already" in capsys.readouterr().err
 
 
 def test_the_guide_of_a_run_that_goes_on_is_that_of_the_centers_in_its_folder(tmp_path: Path) -> None:

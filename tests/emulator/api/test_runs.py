@@ -71,7 +71,7 @@ def test_a_method_of_ones_own_is_a_class_with_round() -> None:
     own = fc.simulate(HalfWay(local_steps=STEPS), fleet=digits(), rounds=1)
     ours = fc.simulate(fc.FedAvg(local_steps=STEPS), fleet=digits(), rounds=1)
     np.testing.assert_allclose(own.run.state.centers, (own.start + ours.run.state.centers) / 2)
-    assert "HalfWay, 1 rounds, 4 devices" in repr(own)
+    assert "HalfWay, 1 round, 4 devices" in repr(own)
 
 
 class Mean(fc.LocalSgd):

@@ -214,13 +214,16 @@ def test_a_missing_label_is_refused_and_no_class_of_its_own(kind: str) -> None:
             fc.fleet(data, by=WHO)
 
 
-@pytest.mark.parametrize(("least", "said"), [(1, ["the smallest class is 1"]), (0, [])])
-def test_labels_that_do_not_begin_at_0_are_told(least: int, said: list[str], caplog: pytest.LogCaptureFixture) -> None:
-    """Labels 1, 2 and 3 were four classes, one of them without a sample, and no line said so."""
+@pytest.mark.parametrize(("classes", "gap"), [([1, 2, 3], 0), ([0, 1, 90], 2), ([0, 1, 2], None)])
+def test_a_class_without_a_sample_is_told(
+    classes: list[int], gap: int | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Labels 1, 2 and 3 were four classes, and 0, 1 and 90 were 91, most of them without a sample; no line said so."""
     rng = np.random.default_rng(0)
-    made = fc.fleet((rng.normal(size=(40, 3)), rng.permutation(40) % 3 + least), by=np.repeat([1, 2], 20))
-    assert f"of {3 + least} classes" in repr(made)
-    assert [message.partition(":")[0] for message in caplog.messages] == said
+    made = fc.fleet((rng.normal(size=(40, 3)), np.array(classes)[rng.permutation(40) % 3]), by=np.repeat([1, 2], 20))
+    assert f"of {classes[-1] + 1} classes" in repr(made)
+    said = [] if gap is None else [f"y holds 3 of the classes 0 to {classes[-1]}: class {gap} has an output"]
+    assert [message.partition(" of the model")[0] for message in caplog.messages] == said
 
 
 def test_an_index_that_a_csv_file_kept_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -341,7 +344,8 @@ WRONG: list[tuple[Any, str]] = [
     (lambda: fc.fleet((X, Y[:-1]), by=WHO), "different lengths: x has 60, y has 59, by has 60"),
     (lambda: fc.fleet((X, Y - 1), by=WHO), "the class -1\n\nhint: number the classes from 0"),
     (lambda: fc.fleet((X, Y.astype(np.uint64) + 2**63), by=WHO), "the class 9223372036854775808\n\nhint: number"),
-    (lambda: fc.fleet((np.where(X > 2, np.nan, X), Y), by=WHO), "samples of x hold NaN"),
+    (lambda: fc.fleet((np.where(X > 2, np.nan, X), Y), by=WHO), r"^x holds NaN or .* of 60 samples, first in x\[\d+\]"),
+    (lambda: fc.fleet({"anna": (X, Y), "ben": (X * np.nan, Y)}), r"^ben: x holds NaN or infinity in 60 of 60"),
     (lambda: fc.fleet((X, Y), by=[None, *WHO[1:]]), "1 samples have no value of by"),
     (lambda: fc.fleet((X, Y), by=WHO, groups="made"), "no column 'made' for groups"),
     (lambda: fc.fleet((X, Y), by=WHO, groups=[0, 1]), "groups are .2., for 60 samples"),

@@ -89,6 +89,15 @@ def test_what_is_published_in_an_archive_is_read_from_it_and_what_is_unpacked_be
     assert folder.read("emnist/b") == b"unpacked"
 
 
+def test_a_folder_that_is_not_there_is_told_beside_the_missing_file(tmp_path: Path) -> None:
+    """A misspelled --data was told as a folder without the file."""
+    with pytest.raises(ConfigError, match=r"mnist/a is not in the data folder .*/dta: there is no such folder\n"):
+        unknown(tmp_path / "dta").read("mnist/a")
+    with pytest.raises(ConfigError) as empty:
+        unknown(tmp_path).read("mnist/a")
+    assert "no such folder" not in str(empty.value)
+
+
 def test_an_altered_archive_is_refused_before_anything_is_read_from_it(tmp_path: Path) -> None:
     path = archive_of(tmp_path / "emnist" / "gzip.zip", a=b"published")
     known = {"emnist/gzip.zip": hashlib.sha256(path.read_bytes()).hexdigest()}
