@@ -105,7 +105,7 @@ def _describe_too_large(program: Program, data: Dataset) -> str:
 
 
 def _describe_other_targets(program: Program, y: Array) -> str:
-    if not np.issubdtype(y.dtype, np.integer):
+    if y.dtype.kind not in "iu":
         return _describe_other_numbers(program, y)
     if not program.has_classes:
         told = "y holds class labels, the program predicts numbers: save y as floating point targets"

@@ -20,7 +20,7 @@ def port_targets(program: Program, y: Array) -> Array:
 
 def one_hot(program: Program, y: Array) -> Array:
     """[b, classes] for class labels [b], targets as they are."""
-    if np.issubdtype(y.dtype, np.integer):
+    if y.dtype.kind in "iu":
         return np.eye(program.classes, dtype=program.dtype)[y]
     return y.astype(program.dtype)
 

@@ -81,7 +81,7 @@ def mean_errors(program: Program, outputs: Array, y: Array, prior: Sequence[floa
 
 def _labels(y: Array) -> Array:
     """The class of each label; of soft labels the likeliest."""
-    return y if np.issubdtype(y.dtype, np.integer) else y.argmax(axis=-1)
+    return y if y.dtype.kind in "iu" else y.argmax(axis=-1)
 
 
 def mixed_outputs(program: Program, outputs: Array, prior: Sequence[float]) -> F64:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from torch.export import ExportedProgram
@@ -20,7 +20,7 @@ from export.compiler.decompositions.supported_ops import TORCH_ALONE
 from export.compiler.forward_pass import ForwardPasses
 from export.compiler.operator_watch import Untraceable
 from export.compiler.program_functions import TraceSource, example_inputs, function_ports
-from export.compiler.tracing import export_graph, holds, trace_function
+from export.compiler.tracing import export_graph, holds, inference_graph, trace_function
 from export.containers.flat_graph import FlatGraph
 from export.containers.quick_conversion import quick_conversion
 from export.containers.write_onnx import to_onnx
@@ -83,26 +83,35 @@ def _graph_files(
 ) -> dict[str, dict[str, bytes]]:
     """Of onnx and pt2: engine -> function -> file, for any batch size or a fixed one."""
     out: dict[str, dict[str, bytes]] = {engine: {} for engine in engines if engine != "litert"}
+
+    @cache
+    def traced(function: str, *, for_torch: bool) -> FlatGraph:
+        if function == "infer":
+            return inference_graph(passes.source, traced("evaluate", for_torch=for_torch))
+        batch = fixed or EXAMPLE_BATCH
+        return trace_function(passes, function, batch=batch, dynamic=fixed is None, for_torch=for_torch)
+
     for function in FUNCTIONS:
-        for engine, file in _function_files(passes, function, engines, fixed, progress).items():
+        made = _function_files(passes.source, function, partial(traced, function), engines, fixed, progress)
+        for engine, file in made.items():
             out[engine][function] = file
     return out
 
 
 def _function_files(
-    passes: ForwardPasses, function: str, engines: Sequence[str], fixed: int | None, progress: Progress
+    source: TraceSource,
+    function: str,
+    traced: Callable[..., FlatGraph],
+    engines: Sequence[str],
+    fixed: int | None,
+    progress: Progress,
 ) -> dict[str, bytes]:
-    source, batch = passes.source, fixed or EXAMPLE_BATCH
     ports = function_ports(source, function)
     size: BatchSize = "any" if fixed is None else fixed
 
     @cache
-    def traced(*, for_torch: bool) -> FlatGraph:
-        return trace_function(passes, function, batch=batch, dynamic=fixed is None, for_torch=for_torch)
-
-    @cache
     def exported(graph: FlatGraph) -> ExportedProgram:
-        return export_graph(source, function, graph, batch=batch, dynamic=fixed is None)
+        return export_graph(source, function, graph, batch=fixed or EXAMPLE_BATCH, dynamic=fixed is None)
 
     def onnx(graph: FlatGraph) -> bytes:
         program = exported(graph)
@@ -125,7 +134,8 @@ def _function_files(
 def _litert_file(passes: ForwardPasses, batch: int, progress: Progress) -> bytes:
     progress("litert")
     source = passes.source
-    graphs = {f: trace_function(passes, f, batch=batch, dynamic=False, closed=True) for f in FUNCTIONS}
+    graphs = {f: trace_function(passes, f, batch=batch, dynamic=False, closed=True) for f in ("step", "evaluate")}
+    graphs["infer"] = inference_graph(source, graphs["evaluate"])
 
     def make() -> bytes:
         with refusal_context(source, "litert"):

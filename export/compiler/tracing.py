@@ -6,6 +6,7 @@ lacks is refused with its name and the layer and line that used it.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +71,24 @@ def trace_function(
     _refuse_unsupported(source, traced, SUPPORTED | TORCH_ALONE if for_torch else SUPPORTED)
     held = [*constants[0 if closed else len(source.frozen_names) :], *own]
     return FlatGraph(traced, held, sizes).eval()
+
+
+def inference_graph(source: TraceSource, evaluate: FlatGraph) -> FlatGraph:
+    """What `trace_function` gives for infer: evaluate's graph without the loss, what only the loss reads, and y."""
+    graph = copy.deepcopy(evaluate.graph.graph)
+    output = graph.output_node()
+    told: Any = output.args[0]
+    output.args = ((told[1],),)
+    graph.eliminate_dead_code()
+    inputs = graph.find_nodes(op="placeholder")
+    graph.erase_node(inputs[[p.name for p in function_ports(source, "evaluate").inputs].index("y")])
+    kept = []
+    for node, value in zip(inputs[len(inputs) - evaluate.count :], evaluate.buffers(), strict=True):
+        if node.users:
+            kept.append(value)
+        else:
+            graph.erase_node(node)
+    return FlatGraph(fx.GraphModule(evaluate.graph, graph), kept, evaluate.sizes).eval()
 
 
 def export_graph(

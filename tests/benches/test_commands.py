@@ -30,7 +30,6 @@ COMMANDS = (
 
 @pytest.mark.slow
 @pytest.mark.broker
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_command_runs_to_its_end_and_prints_figures(command: str, tmp_path: Path) -> None:
     module, *options = command.replace(KEPT, str(tmp_path / "kept.json")).split()

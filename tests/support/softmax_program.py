@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -64,7 +65,7 @@ class SoftmaxEngine:
 
     def step(self, feeds: Tensors) -> dict[str, Array]:
         self._check(feeds)
-        x, prefixes = _centered(feeds), _members(feeds)
+        x, prefixes = _centered(feeds), _members(tuple(feeds))
         loss, error, _ = _forward(feeds, x, prefixes)
         error *= feeds["q"][:, None]
         switches = feeds["buffers/trained"] if "buffers/trained" in feeds else [1.0] * len(prefixes)
@@ -86,11 +87,11 @@ class SoftmaxEngine:
 
     def evaluate(self, feeds: Tensors) -> dict[str, Array]:
         self._check(feeds)
-        loss, _, logits = _forward(feeds, _centered(feeds), _members(feeds))
+        loss, _, logits = _forward(feeds, _centered(feeds), _members(tuple(feeds)))
         return {"loss": loss, "logits": logits}
 
     def _check(self, feeds: Tensors) -> None:
-        assert all(value.dtype == FLOAT64 for value in feeds.values())
+        assert {value.dtype for value in feeds.values()} == {FLOAT64}
         assert self.fixed_batch in (None, len(feeds["x"]))
 
 
@@ -100,17 +101,17 @@ def _centered(feeds: Tensors) -> Array:
 
 def _forward(feeds: Tensors, x: Array, prefixes: list[str]) -> tuple[Array, Array, Array]:
     """-> the loss of each sample, its gradient by the logits, and the logits."""
-    first, *others = (x @ feeds[f"w/{p}head.weight"].T + feeds[f"w/{p}head.bias"] for p in prefixes)
+    first, *others = [x @ feeds[f"w/{p}head.weight"].T + feeds[f"w/{p}head.bias"] for p in prefixes]
     logits: Array = sum(others, first)
     shifted = logits - logits.max(axis=1, keepdims=True)
-    exponentials = np.exp(shifted)
-    log_p = shifted - np.log(exponentials.sum(axis=1, keepdims=True))
+    log_p = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
     return -(feeds["y"] * log_p).sum(axis=1), np.exp(log_p) - feeds["y"], logits
 
 
-def _members(feeds: Tensors) -> list[str]:
+@cache
+def _members(names: tuple[str, ...]) -> list[str]:
     """What stands before the names of each member's weights; nothing, where the model is no sum."""
-    return [name[2 : -len("head.weight")] for name in feeds if name.startswith("w/") and name.endswith("head.weight")]
+    return [name[2 : -len("head.weight")] for name in names if name.startswith("w/") and name.endswith("head.weight")]
 
 
 class SoftmaxUpdate:

@@ -18,7 +18,7 @@ from export.compiler.operator_watch import Untraceable
 from export.compiler.program import compile_program, make_source
 from export.compiler.program_functions import example_inputs
 from export.compiler.program_parity import output_differences, torch_outputs
-from export.compiler.tracing import export_graph, holds, trace_function
+from export.compiler.tracing import export_graph, holds, inference_graph, trace_function
 from export.compiler.user_model import refusing_errors_of
 from export.containers.write_pt2 import run_pt2, to_pt2
 from tests.support import picking_networks
@@ -355,6 +355,20 @@ def test_the_plain_tensors_of_a_model_are_in_its_archive(dynamic: bool) -> None:
     given = example_inputs(source, "step", 5 if dynamic else 4)
     found = [value.numpy() for value in run_pt2(file, given)]
     assert max(output_differences(found, torch_outputs(source, "step", given))) < 1e-5
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_inference_is_the_graph_of_evaluation_without_its_loss(dynamic: bool) -> None:  # noqa: FBT001 - a case
+    weights = torch.tensor([1.0, 2.0, 4.0])
+    source = make_source(
+        PlainTensors(), input=(4,), loss="squared-error", own_loss=lambda out, y: ((out - y).square() * weights).mean(1)
+    )
+    passes = ForwardPasses(source)
+    evaluate, traced = (trace_function(passes, f, batch=4, dynamic=dynamic) for f in ("evaluate", "infer"))
+    made = inference_graph(source, evaluate)
+    assert made.graph.code == traced.graph.code
+    assert (evaluate.count, made.count) == (3, 2)
+    assert all(torch.equal(a, b) for a, b in zip(made.buffers(), traced.buffers(), strict=True))
 
 
 @pytest.mark.parametrize("name", ["scattered", "heard", "viewed"])
