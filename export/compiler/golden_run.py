@@ -1,11 +1,12 @@
 """Compute a program's golden run with torch in float64, and run it on each container (engines/golden_run.py).
 
 The inputs of the run are drawn from a seed. Some seeds cannot judge a float32 program: next to the kink of a ReLU
-rounding alone decides (program_parity.py). The first of a few seeds at which torch's own float32 agrees with float64
-is used. A deep network has kinks at every seed, and a run of it takes long: with each further seed the best of them may
-be off by a little more. The learning rate and the size of the pulls follow from the gradient at the start, so that
-every term contributes to each step and a step moves a weight by about a hundredth; less where the gradient is so small
-that this learning rate would make the pull to the anchor overshoot in every step.
+rounding alone decides (program_parity.py). The first of a few seeds at which torch's own float32 agrees with float64 is
+used. A deep network has kinks at every seed, and a run of it takes long: with each further seed the best of them may be
+off by a little more. Rounding also grows from step to step: with each further seed the run is a step shorter, to half.
+The learning rate and the size of the pulls follow from the gradient at the start, so that every term contributes to
+each step and a step moves a weight by about a hundredth; less where the gradient is so small that this learning rate
+would make the pull to the anchor overshoot in every step.
 """
 
 from __future__ import annotations
@@ -93,6 +94,7 @@ def check_golden(program: Program, engine: str, files: Mapping[str, bytes], *, h
 
 def _candidates(source: TraceSource, program: Program, batch: int) -> Iterator[Golden]:
     steps = _steps(source, batch)
+    fewest = steps if saturation_hint(source) else max(STEPS_MIN, steps // 2)  # a sigmoid rounds to 1 late in a run
     for seed in range(SEEDS):
         draft = Golden(
             seed=seed,
@@ -100,7 +102,7 @@ def _candidates(source: TraceSource, program: Program, batch: int) -> Iterator[G
             lr=1.0,
             pull=1.0,
             tokens=whole_numbers(source),
-            losses=(0.0,) * steps,
+            losses=(0.0,) * max(fewest, steps - seed),
             weights=(),
             buffers=(),
             tolerance=TOLERANCE,

@@ -11,7 +11,7 @@ from torch.nn import functional as F  # noqa: N812 - torch's custom
 
 from edge_client.errors import ProgramRefused
 from export.compiler import golden_run as room
-from export.compiler.golden_run import CLEAR, SEEDS, golden_run
+from export.compiler.golden_run import CLEAR, SEEDS, STEPS, STEPS_MIN, golden_run
 from export.compiler.hints.difference_hints import saturation_hint
 from export.compiler.program import make_source, program_without_containers
 
@@ -160,3 +160,17 @@ def test_a_loss_without_a_sigmoid_has_no_hint_of_it_also_where_a_program_compute
         OfTheUsualWidth(4, 2), input=(4,), loss="squared-error", own_loss=of_two, own_targets=(2,), dtype="float64"
     )
     assert saturation_hint(source) == ""
+
+
+class Rough(nn.Linear):
+    """A wave of its outputs: a step's rounding is several times as large in the next one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sin(300.0 * super().forward(x))
+
+
+def test_a_network_in_which_rounding_grows_with_each_step_takes_fewer_steps() -> None:
+    """As ShuffleNet v2, whose channels are split and shuffled behind norms of few values."""
+    source = make_source(Rough(4, 3), input=(4,), loss="squared-error")
+    golden = golden_run(source, program_without_containers(source), fixed=None)
+    assert STEPS_MIN <= len(golden.losses) < STEPS
