@@ -47,7 +47,7 @@ _OS_HINTS = {  # by errno
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free disk space"),
     **dict.fromkeys((errno.EACCES, errno.EPERM), "check the rights of the file and its folder"),
     errno.EIO: "the disk may fail: look at dmesg",
-    errno.EROFS: "that disk is read-only: name a folder of another one",
+    errno.EROFS: "that disk is read-only: name a folder of another one, or look at dmesg whether it failed",
     errno.EMFILE: "raise the limit of open files: ulimit -n 4096",
 }
 _USERS_HINT = "look at that line; where it uses fedcenters as the documentation says, report the lines above"

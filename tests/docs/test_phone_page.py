@@ -82,3 +82,10 @@ def test_nginx_sends_page_and_broker_to_where_they_listen() -> None:
     assert "phone phones.toml --listen 127.0.0.1:8090 --url https://home.example &" in TEXT
     assert '`web-broker = "wss://home.example/mqtt"`' in TEXT
     assert "proxy_ssl_verify on;" in server
+
+
+def test_caddy_and_haproxy_send_them_there_too() -> None:
+    assert f"        reverse_proxy https://127.0.0.1:{WEB_PORT} {{\n" in TEXT
+    assert f"    server broker 127.0.0.1:{WEB_PORT} ssl verify required ca-file " in TEXT
+    for page in ("    handle /phone* {\n        reverse_proxy 127.0.0.1:8090", "    server page 127.0.0.1:8090"):
+        assert page in TEXT
