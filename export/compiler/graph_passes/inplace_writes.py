@@ -27,6 +27,7 @@ PARTS: Mapping[str, OpOverload] = {  # views of some values -> what puts new one
 MAY_COPY = ("reshape", "reshape_as", "flatten")  # views of what is contiguous
 SHAPES = (*MAY_COPY, "view", "unflatten", "unsqueeze", "squeeze", "alias", "detach")
 AUGMENTED = {"__iand__": "bitwise_and_", "__ior__": "bitwise_or_", "__ixor__": "bitwise_xor_"}  # `mask &= other`
+PICKING = ("index_", "scatter_")  # by whole numbers; torch takes values of the tensor's own kind alone
 NO_INVERSE = ("", "expand", "expand_as", "split", "chunk", "unbind", "split_with_sizes")
 VIEWS = (*PARTS, *SHAPES, *NO_INVERSE, "permute", "transpose", "t")
 
@@ -139,6 +140,8 @@ def _plain_operator(node: Node) -> Any:  # noqa: ANN401 - an operator of torch
         return None
     kinds = [value.dtype for arg in node.all_input_nodes if isinstance(value := arg.meta.get("val"), torch.Tensor)]
     narrow = set() if name == "copy_" else {torch.bool}
+    if name.startswith(PICKING):
+        narrow |= {torch.int32, torch.int64}
     if not kinds or set(kinds) - narrow - {kinds[0]}:
         return None  # a write keeps its tensor's kind, the first; a new tensor might have a wider one
     packet, overload = getattr(torch.ops.aten, name[:-1], None), str(node.target).rpartition(".")[2]

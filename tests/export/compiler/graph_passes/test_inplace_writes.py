@@ -131,6 +131,15 @@ def _masks_are_combined(x: Tensor) -> Tensor:
     return x * mask
 
 
+def _written_by_places_and_by_a_view(x: Tensor) -> Tensor:
+    h = torch.zeros(len(x), 3, 4)
+    h[:, [2, 0]] = x
+    h[:, 1].copy_(x[:, 0])
+    h.scatter_(1, (x[:, :1] > 0).long(), 2.0)
+    h[..., 3] *= 2
+    return h
+
+
 def writes(module: torch.fx.GraphModule) -> int:
     targets = [str(node.target).split(".") for node in module.graph.nodes if node.op == "call_function"]
     return sum(target[0] == "aten" and target[1].endswith("_") for target in targets)
@@ -149,6 +158,7 @@ def writes(module: torch.fx.GraphModule) -> int:
         (_raised_to_a_power, 0),
         (_filled_where_a_mask_is_true, 0),
         (_masks_are_combined, 0),
+        (_written_by_places_and_by_a_view, 0),
         (_a_mask_is_copied_into_numbers, 1),
         (_a_mask_takes_numbers, 1),
         (_a_copy_is_no_view, 1),
