@@ -22,7 +22,7 @@ from paho.mqtt.enums import MQTTProtocolVersion
 
 from coordinator.attack_drill.loopback_copy import BrokerClient, provisioned_credentials
 from coordinator.attack_drill.stubborn_transport import StubbornTransport
-from coordinator.identity.provision_plan import ProvisionPlan
+from coordinator.identity.provision_plan import ENROL_PORT, ProvisionPlan
 from coordinator.identity.provisioning import Provisioner
 from coordinator.local_broker import find_mosquitto, free_port
 from edge_client.transport import mqtt
@@ -40,10 +40,16 @@ def now() -> dt.datetime:
 
 
 def provision_federation(
-    folder: Path, *devices: str, federation: str = FEDERATION, port: int = 8883, hosts: tuple[str, ...] = HOSTS
+    folder: Path,
+    *devices: str,
+    federation: str = FEDERATION,
+    port: int = 8883,
+    hosts: tuple[str, ...] = HOSTS,
+    enrol_port: int = ENROL_PORT,
 ) -> Provisioner:
     """A federation's files, as the command makes them."""
-    work = Provisioner(folder=folder, plan=ProvisionPlan(federation=federation, hosts=hosts, port=port), now=now())
+    plan = ProvisionPlan(federation=federation, hosts=hosts, port=port, enrol_port=enrol_port)
+    work = Provisioner(folder=folder, plan=plan, now=now())
     work.write_infrastructure()
     for cid in devices:
         work.add_device(cid)

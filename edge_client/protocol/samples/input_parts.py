@@ -98,10 +98,9 @@ def describe_arrays(arrays: Mapping[str, Array]) -> Parts:
         if values.dtype.kind not in KINDS or values.ndim < 1:
             raise ValueError(f"{name} is {values.dtype} {list(values.shape)}; give numbers or booleans [n, ...]")
         kind = KINDS[values.dtype.kind]
-        below = {"float": 0, "bool": 2}.get(kind, int(values.max(initial=0)) + 1 if kind == "int" else 0)
+        below = min(int(values.max(initial=0)) + 1, WHOLE_MAX) if kind == "int" else {"float": 0, "bool": 2}[kind]
         _check_range(name, values)
         try:
-            below = min(max(below, 0), WHOLE_MAX)
             found.append(InputPart(name=name, shape=tuple(values.shape[1:]), kind=kind, below=below))
         except Malformed as wrong:
             raise ValueError(wrong.message) from None

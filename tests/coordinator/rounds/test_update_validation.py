@@ -13,6 +13,7 @@ from coordinator.rounds.update_validation import (
     ReplySpec,
     decode_reply,
     max_reply_bytes,
+    outliers,
     update_moves,
     validate_reply,
 )
@@ -292,3 +293,13 @@ def test_how_far_a_reply_moves_is_told_by_kind() -> None:
     ]
     assert update_moves(question(probe("grad", models=1)), Reply(n=1, grad=peak))["grad peak"] == 2.0
     assert update_moves(question(probe("loss")), Reply(n=1, losses=np.zeros(2))) == {}
+
+
+def test_an_update_that_moves_one_parameter_far_is_named_where_all_move_little() -> None:
+    far = START + np.float32(0.001)
+    far[3] += 0.03
+    usual = update_moves(question(), Reply(n=1, update=START + np.float32(0.001)))
+    moves = {"d0": usual, "d1": usual, "d2": usual, "far": update_moves(question(), Reply(n=1, update=far))}
+    refused, _ = outliers(moves, {}, ratio=10.0)
+    assert list(refused) == ["far"]
+    assert "one parameter moved 31 times as far as is usual" in refused["far"]

@@ -71,6 +71,14 @@ def test_no_column_is_compared_again_and_again() -> None:
         read_work(said, get)
 
 
+@pytest.mark.parametrize("given", [[1, 1], [1] * 6])
+def test_it_is_told_of_each_centroid_whether_it_takes_part(given: list[int]) -> None:
+    said = messages.read_message(task_message(job("add, k-means")), "t")
+    said["work"]["sum"]["points_open"] = given
+    with pytest.raises(Malformed, match="bad_task: points_open has another shape than the centroids"):
+        read_work(said, get)
+
+
 def test_the_words_of_each_part_are_counted_without_computing_them() -> None:
     counts = {name: words_of(STAGES[name].work) for name in STAGES if name.startswith(("add", "tell"))}  # type: ignore[arg-type]
     assert counts == {"add": 8, "add, k-means": 2 * 2 * (4 + 2), "add, evaluation": 5, "tell": 2}

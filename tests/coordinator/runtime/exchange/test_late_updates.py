@@ -184,6 +184,19 @@ def test_an_upload_under_way_at_the_end_of_its_exchange_goes_on_when_that_of_a_r
     fed.complete()
 
 
+def test_no_block_of_a_late_upload_that_is_given_up_stays_on_disk(tmp_path: Path) -> None:
+    fed = federation(tmp_path)
+    spy = begun(fed)
+    data = announce(spy)
+    said(fed, spy, "go")
+    upload(spy, data, slice(-1))
+    begun_file = f"{manifest_of(data, 'delta', block=BLOCK).sha256}*"
+    fed.world.run(lambda: any(fed.config.folder.rglob(begun_file)))
+    fed.world.run(lambda: fed.live is not None and fed.live.key[1:] == (2, 1))
+    assert list(fed.config.folder.rglob(begun_file)) == []
+    fed.complete()
+
+
 def test_blocks_of_a_device_whose_late_upload_stands_still_reach_the_open_exchange(tmp_path: Path) -> None:
     fed = federation(tmp_path)
     spy = begun(fed)
