@@ -60,7 +60,7 @@ class UploadCredit:
 class OpenExchange:
     """One exchange, which ends `deadline_s` seconds from `now_s`. `accepted` maps a client to the hash that counts.
 
-    `accepted` and `refused` (client -> code) are disjoint and within `asked`; at first they come from the store.
+    `accepted` and `refused` (client -> why) are disjoint and within `asked`; at first they come from the store.
     Without a `goal` the exchange waits for all clients, but for the `silent` ones. Raises ValueError for arguments that
     contradict each other.
     """

@@ -81,7 +81,7 @@ class LiveExchange:
             credits=context.config.transfer.credits,
             budget=context.config.transfer.in_flight_bytes,
             accepted={cid: reply.sha256 for cid, reply in accepted.items()},
-            refused=dict.fromkeys(gone, NOT_MEMBER) | {cid: why.partition(":")[0] for cid, why in unable.items()},
+            refused=dict.fromkeys(gone, NOT_MEMBER) | unable,
         )
         for cid in gone:
             context.store.exchanges.put_refusal(key, cid, REVOKED)
