@@ -45,10 +45,11 @@ def _dropout(
 ) -> Callable[..., Tensor]:
     """A dropout function: `dropped` gives the mask's shape, `apply` the result; `default` is that of `training`."""
 
-    def dropout(x: Tensor, p: float = 0.5, training: bool = default, inplace: bool = False) -> Tensor:  # noqa: ARG001, FBT001, FBT002 - torch's
+    def dropout(x: Tensor, p: float = 0.5, training: bool = default, inplace: bool = False) -> Tensor:  # noqa: FBT001, FBT002 - torch's
         if not training or p == 0:
             return x
-        return apply(x, _mask(x, p, dropped(x)), p) if p < 1 else x * 0
+        out = apply(x, _mask(x, p, dropped(x)), p) if p < 1 else x * 0
+        return x.copy_(out) if inplace else out
 
     return dropout
 

@@ -122,6 +122,24 @@ def test_a_mask_of_weights_is_one_for_the_batch_and_reads_the_first_samples_numb
         torch.testing.assert_close(graph(*given)[-1], told)
 
 
+class DroppedInPlace(nn.Linear):
+    """Reads the layer itself, not what the call returns."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = super().forward(x)
+        nn.functional.dropout(h, 0.5, self.training, inplace=True)
+        return h
+
+
+def test_dropout_in_place_changes_what_is_read_afterwards() -> None:
+    source = make_source(DroppedInPlace(5, 3), input=(5,), loss="squared-error", dtype="float64")
+    assert source.noise == 3
+    graph = trace_function(ForwardPasses(source), "step", batch=EXAMPLE_BATCH, dynamic=True)
+    given = example_inputs(source, "step", 5)
+    found = [value.detach().numpy() for value in graph(*given)]
+    assert max(output_differences(found, torch_outputs(source, "step", given))) < 1e-12
+
+
 class Pairs(nn.Linear):
     """A number for every pair of samples."""
 
