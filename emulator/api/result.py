@@ -37,7 +37,7 @@ from emulator.run.summary import Record, result_summary, told_of_record
 from emulator.run.write import write_run
 from emulator.run_centers import RunCenters
 from emulator.simulation.attacks import honest_accuracy
-from emulator.simulation.checkpoint import CHECKPOINT_FOLDER, load_models, read_checkpoint, reading_checkpoint
+from emulator.simulation.checkpoint import copy_checkpoint, load_models, read_checkpoint, reading_checkpoint
 from export.output_paths import check_output_folder, writing_to
 from export.plugins import nearest_name_hint
 
@@ -268,8 +268,7 @@ class Result:
     @property
     def _last(self) -> RoundRecord:
         """The record of the last round, with the center of each device: of very many a record has some."""
-        last = self.run.records[-1]
-        return {**last, "assignment": self.run.state.assignment or last["assignment"]}
+        return {**self.run.records[-1], "assignment": self.run.state.assignment or self.run.records[-1]["assignment"]}
 
     def summary(self) -> Record:
         """The run in one JSON object, as the command prints it; its scores are those of the last test."""
@@ -365,10 +364,9 @@ class Result:
             replaced_files(place) as new,
         ):
             self.write(new)
-            before = (self.folder or (self.temporary.path if self.temporary else place)) / CHECKPOINT_FOLDER
-            if before.is_dir() and before.parent.resolve() != place.resolve():
-                shutil.copytree(before, new / CHECKPOINT_FOLDER)
-            elif self.temporary and not before.is_dir() and self.args.checkpoint_every != 0:
+            before = self.folder or (self.temporary.path if self.temporary else place)
+            copied = before.resolve() != place.resolve() and copy_checkpoint(before, new)
+            if self.temporary and not copied and self.args.checkpoint_every != 0:
                 log.warning("%s has no checkpoint to go on from: save when the loop is left, or give out=", path)
         return path
 

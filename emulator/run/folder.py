@@ -81,10 +81,10 @@ def replaced_files(folder: Path) -> Iterator[Path]:
         yield new
         sync_files(new)
         (folder / GUIDE_FILE).unlink(missing_ok=True)  # it is of the centers that go
-        for made in new.iterdir():
+        for made in sorted(new.iterdir()):
             there = folder / made.name
-            if there.is_dir():
-                shutil.rmtree(there)
+            if there.is_dir():  # aside first: to remove many files takes time, in which the run would have neither
+                there.replace(new / f"{made.name}.old")
             made.replace(there)
         sync_folder(folder)
     finally:

@@ -8,7 +8,9 @@ the residuals of the codec. A resumed run ends with the same bits as a run witho
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import stat
 import zipfile
 from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
@@ -135,6 +137,16 @@ def finish_checkpoint(new: Path, checkpoint: Checkpoint, records: Iterable[Round
     new.rename(now)
     sync_folder(new.parent)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def copy_checkpoint(run: Path, folder: Path) -> bool:
+    """Copy a run's checkpoint, if it has one. The copy may be written, also of a run that is protected from writes."""
+    if not (run / CHECKPOINT_FOLDER).is_dir():
+        return False
+    copy = shutil.copytree(run / CHECKPOINT_FOLDER, folder / CHECKPOINT_FOLDER, copy_function=shutil.copyfile)
+    for place, *_ in os.walk(copy):
+        Path(place).chmod(Path(place).stat().st_mode | stat.S_IRWXU)
+    return True
 
 
 def checkpoint_records(place: Path) -> Iterator[RoundRecord]:

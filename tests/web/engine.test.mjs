@@ -57,6 +57,8 @@ test("of a program that finds too little memory nothing stays there: the next tr
   assert.deepEqual(released.splice(0), ["step"]);
   await assert.rejects(opened([sessions[1]]), { code: "bad_program" });
   assert.deepEqual(released, ["step", "evaluate"]);
+  sessions[0].release = failing("null function or function signature mismatch");
+  await assert.rejects(opened([]), RangeError); // the cause, not what came of it
 });
 
 test("a golden run that finds too little memory says nothing of the runtime: the phone is not left out for it", async () => {

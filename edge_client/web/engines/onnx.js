@@ -40,7 +40,8 @@ export async function openEngine(ort, program, { frozen: file, ...files }) {
       }
     }
   } catch (wrong) {
-    for (const session of Object.values(sessions)) await session.release(); // else each try takes more of the memory that was too little
+    // else each try takes more of the memory that was too little; a runtime that has broken down releases nothing
+    for (const session of Object.values(sessions)) await session.release().catch(() => {});
     throw wrong;
   }
   return new Engine(ort, program, sessions, frozen);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import stat
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,29 @@ def test_a_run_that_does_not_fit_on_the_disk_leaves_the_saved_one_as_it_was(resu
     with files_of_at_most(MOST_BYTES), pytest.raises(UsageError):
         result.save(tmp_path / "other")
     assert not (tmp_path / "other").exists()
+
+
+def test_a_run_is_saved_over_one_of_which_a_folder_lies_on_another_disk(result: fc.Result, tmp_path: Path) -> None:
+    """By a link, which only it replaces. That save ended with a run of which some files were new and some were gone."""
+    place = result.save(tmp_path / "mine")
+    before, there = contents_of(place), (place / "centers").replace(tmp_path / "disk")
+    (place / "centers").symlink_to(there)
+    assert contents_of(result.save(place)) == before
+    assert not (place / "centers").is_symlink()
+    assert list(there.iterdir())
+
+
+def test_a_run_that_is_protected_from_writes_is_saved_as_one_that_is_not(result: fc.Result, tmp_path: Path) -> None:
+    """The copies of its checkpoint were protected too: that save and each later one failed, but for root."""
+    place = result.save(tmp_path / "mine")
+    paths = [place, *place.rglob("*")]
+    for path in paths:
+        path.chmod(path.stat().st_mode & ~0o222)
+    copy = fc.load(place).save(tmp_path / "copy")
+    for path in paths:
+        path.chmod(path.stat().st_mode | stat.S_IWUSR)
+    assert {path.name for path in copy.rglob("*")} >= {"checkpoint", "run.json"}
+    assert all(path.stat().st_mode & stat.S_IWUSR for path in copy.rglob("*"))
 
 
 def contents_of(folder: Path) -> dict[str, bytes]:
