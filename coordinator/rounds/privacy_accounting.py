@@ -25,6 +25,7 @@ from edge_client.errors import ConfigError
 from edge_client.protocol.task import Schema
 
 RELEASES_KEY = "private-releases"
+EPSILON_STEPS = 10_000  # of 1: a record has four decimals
 
 
 def is_private(strategy: Strategy) -> TypeGuard[LocalSgd]:
@@ -93,7 +94,7 @@ def privacy_spent(strategy: Strategy, state: State) -> PrivacyRecord | None:
         releases = max((int(n) for n in unpack_by_client(state.extra, RELEASES_KEY).values()), default=0)
         epsilon = epsilon_spent(server.privacy_noise, releases, server.privacy_delta)
     return {
-        "epsilon": round(epsilon, 4),
+        "epsilon": float(np.ceil(epsilon * EPSILON_STEPS) / EPSILON_STEPS),  # a bound is rounded up
         "delta": server.privacy_delta,
         "releases": releases,
         "noise": server.privacy_noise,

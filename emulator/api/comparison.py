@@ -109,7 +109,7 @@ class Comparison:
             first = found if first is None else first
             mean, deviation = mean_and_deviation(list(found.values())) if found else (None, None)
             pair = (first, found) if less_is_better else (found, first)
-            better, half, _ = paired_difference(*pair) if found is not first and found else (None, None, 0)
+            better, half, pairs = paired_difference(*pair) if found is not first else (None, None, 0)
             scores = [score for run in runs.values() if (score := run.summary()["ari"]) is not None]
             rows.append(
                 {
@@ -117,7 +117,7 @@ class Comparison:
                     "seeds": len(runs),
                     measure: mean,
                     "deviation": deviation,
-                    "better_by" if of is None else "more_by": better,
+                    "better_by" if of is None else "more_by": better if pairs else None,
                     "interval": half,
                     "ari": mean_and_deviation(scores)[0] if scores else None,
                     "bytes": round(
@@ -251,7 +251,8 @@ def _spread(half: float | None, scale: float) -> str:
 
 
 def _signed(value: float, half: float | None, scale: float) -> str:
-    return f"{'-' if value < 0 else '+'}{_in_digits(scale * abs(value), scale)}{_spread(half, scale)}"
+    digits = _in_digits(scale * abs(value), scale)
+    return f"{'-' if value < 0 and float(digits) else '+'}{digits}{_spread(half, scale)}"
 
 
 def _in_digits(value: float, scale: float) -> str:

@@ -83,10 +83,10 @@ def summary_rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _privacy(spent: Mapping[str, Any]) -> str:
-    """What the centers cost, as `privacy_spent` says."""
+    """What the centers cost, as `privacy_spent` says: with all its decimals, which are rounded up."""
     given = "; given the center of each device" if spent["given_assignments"] else ""
     releases = counted(spent["releases"], "release")
-    return f"epsilon {spent['epsilon']:.4g} for delta {spent['delta']:g}, {releases}{given}"
+    return f"epsilon {spent['epsilon']} for delta {spent['delta']:g}, {releases}{given}"
 
 
 def _number(value: float | None) -> str:

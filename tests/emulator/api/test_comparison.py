@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,25 @@ def test_a_metric_of_ones_own_has_a_table_and_a_picture(found: fc.Comparison) ->
     first = [value for value, name, t in zip(rows["wrong"], rows["method"], rows["round"], strict=True)
              if (name, t) == ("one", 1)]  # fmt: skip
     assert np.asarray(axes.lines[0].get_ydata())[0] == pytest.approx(np.mean(first))
+
+
+def test_a_difference_to_a_method_without_a_score_is_unknown(found: fc.Comparison) -> None:
+    """It was NaN, and printed as "+nan"."""
+
+    def untested(run: fc.Result) -> fc.Result:
+        records = [{**record, "accuracy": {**record["accuracy"], "micro": None}} for record in run.run.records]
+        return replace(run, run=replace(run.run, records=records))
+
+    bare = {seed: untested(run) for seed, run in found.results["one"].items()}
+    one, three = fc.Comparison(results={"bare": bare, "three": found.results["three"]})._rows()
+    assert one["accuracy"] is None
+    assert three["accuracy"] > 0
+    assert three["better_by"] is three["interval"] is None
+
+
+def test_a_difference_that_is_printed_as_zero_has_no_minus() -> None:
+    assert comparison._signed(-0.0004, 0.01, 100) == "+0.0 ± 1.0"
+    assert comparison._signed(-0.004, None, 100) == "-0.4"
 
 
 def test_a_score_that_no_run_has_is_refused_with_the_nearest_one(found: fc.Comparison) -> None:

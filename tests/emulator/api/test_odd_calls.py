@@ -166,9 +166,9 @@ def test_a_private_run_shows_what_its_centers_cost() -> None:
     summary = run().summary()
     spent = {"epsilon": 9.9973, "delta": 1e-05, "releases": 4, "noise": 1.0, "clip": 0.5, "given_assignments": False}
     shown = dict(summary_rows({**summary, "privacy": spent}))
-    assert shown["privacy"] == "epsilon 9.997 for delta 1e-05, 4 releases"
+    assert shown["privacy"] == "epsilon 9.9973 for delta 1e-05, 4 releases"
     given = dict(summary_rows({**summary, "privacy": {**spent, "releases": 1, "given_assignments": True}}))
-    assert given["privacy"] == "epsilon 9.997 for delta 1e-05, 1 release; given the center of each device"
+    assert given["privacy"] == "epsilon 9.9973 for delta 1e-05, 1 release; given the center of each device"
     assert "privacy" not in dict(summary_rows(summary))
 
 
