@@ -56,8 +56,13 @@ PACKED = (
 NO_BRANCHES = "forward must be the same operators for every batch: no branches on values, no .item()"
 NO_DERIVATIVE = re.compile(r"derivative for '?(?:aten::)?(\w+)'? is not implemented")  # how torch tells it
 UNDERIVED = "torch itself trains nothing through it: give it x.detach(), or replace it"
-OTHER_MEMORY = ("aten.set", "aten.resize")
 MEMORY_HINT = "make a new tensor, as torch.zeros(n), h[:, :n] or h.reshape(-1, n), in place of one with other memory"
+INSTEAD = {
+    **dict.fromkeys(("aten.set", "aten.resize"), MEMORY_HINT),
+    "aten.repeat_interleave": "repeat by a number, or pick by numbers that stay: h[:, torch.tensor([0, 1, 1, 2])]",
+    "aten.index_reduce": "use scatter_reduce: h.scatter_reduce(1, index.expand_as(source), source, 'amax')",
+}
+OVERWRITTEN = "modified by an inplace operation"  # how torch tells it
 NAMED = 3  # of many tensors
 ONE_SIZE = "Constraints violated"  # how torch.export begins
 FAKE_CONSTANT = "fake tensor in the exported program constant's list"  # how torch.export tells of `.data`
@@ -129,7 +134,7 @@ def check_samples(source: TraceSource) -> None:
 def check_gradient(source: TraceSource) -> None:
     """Raise ProgramRefused where no trained parameter has a gradient, or training gives other outputs than inference.
 
-    A gradient taken in forward is told by the tracer.
+    A gradient taken in forward, and most of what fails backward, is told by the tracer.
     """
     state = {name: value.clone() for name, value in tensors_of(source.module).items()}
     for name in source.params:
@@ -158,6 +163,20 @@ def check_gradient(source: TraceSource) -> None:
             f"model {source.name!r} gives outputs that no trained parameter has a gradient of",
             hint="leave torch.no_grad(), detach() and numpy out of forward, and unfreeze what its output comes from",
         )
+    try:
+        with own_random():
+            torch.autograd.grad(out.sum(), [state[name] for name in source.params], allow_unused=True)
+    except Exception as wrong:
+        raise_for_machine(wrong)
+        if OVERWRITTEN not in str(wrong):
+            return
+        seen = _watch_pass(source, 2).seen.items()
+        writes = [f"{name} in layer {place}" for name, places in seen if name.endswith("_") for place in places]
+        raise ProgramRefused(
+            f"torch itself cannot train model {source.name!r}: a write in place changes what the gradient needs, one "
+            f"of {first_of(writes, NAMED)}",
+            hint="make a new tensor in place of the write, as h = h * 2 or torch.cat([h[:, :4], new], 1)",
+        ) from wrong
 
 
 def refuse_operator(source: TraceSource, operator: str, reason: str, wrong: Exception | None = None) -> NoReturn:
@@ -222,7 +241,7 @@ def refuse_untraceable(source: TraceSource, wrong: Exception) -> NoReturn:
     elif FAKE_CONSTANT in told:
         told, hint = "torch.export loses a tensor that forward makes, as `.data` does", CONSTRAINT_HINT
     elif lacking:
-        told, hint = f"torch has no gradient of {operator}", MEMORY_HINT if operator in OTHER_MEMORY else UNDERIVED
+        told, hint = f"torch has no gradient of {operator}", INSTEAD.get(operator, UNDERIVED)
     if PACKS in seen:
         where, told, hint = f" in layer {next(iter(seen[PACKS]))}", "it packs sequences", PACKED
     elif sized or operator in SIZED_BY_VALUES:
@@ -236,9 +255,7 @@ def refuse_untraceable(source: TraceSource, wrong: Exception) -> NoReturn:
 def _refused_layer(source: TraceSource, layers: str, operator: str, reason: str) -> ProgramRefused:
     return ProgramRefused(
         f"model {source.name!r} cannot become a training program: {layers} uses {operator}: {reason}",
-        hint=MEMORY_HINT
-        if operator in OTHER_MEMORY
-        else "leave the layer out or replace it; docs/what-compiles.md lists what compiles",
+        hint=INSTEAD.get(operator, "leave the layer out or replace it; docs/what-compiles.md lists what compiles"),
     )
 
 

@@ -268,7 +268,7 @@ def _all_in(dtype: str) -> AbstractContextManager[Any]:
 def _loss(source: TraceSource, out: Tensor, y: Tensor, dtype: str) -> Tensor:
     if source.own_loss is not None:
         with _all_in(dtype):
-            return source.own_loss(out, y.long() if source.has_labels else y)
+            return source.own_loss(out.clone(), y.long() if source.has_labels else y.clone())
     if source.loss in POSITION_LOSSES:
         scores = out if source.loss == "pixel-cross-entropy" else out.movedim(-1, 1)
         each = nn.functional.cross_entropy(scores, y.long(), reduction="none", ignore_index=IGNORED)

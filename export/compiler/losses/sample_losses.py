@@ -19,7 +19,7 @@ def own_losses(loss: LossFunction, out: Tensor, y: Tensor, *, labels: bool) -> T
 
     Raises ProgramRefused where the function does not give one number per sample.
     """
-    found = loss(out, y.to(torch.int64) if labels else y)
+    found = loss(out.clone(), y.to(torch.int64) if labels else y.clone())  # it may write into them
     if not isinstance(found, Tensor) or found.dim() != 1 or not found.is_floating_point():
         told = f"{found.dtype} of shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
         raise ProgramRefused(

@@ -16,10 +16,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's custom
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from edge_client.errors import ProgramRefused
 from export.compiler.decompositions import picks
 from export.compiler.decompositions.indexing import INDEXING_DECOMPOSITIONS
 from export.compiler.decompositions.table import OWN_DECOMPOSITIONS
-from export.compiler.program import compile_program
+from export.compiler.forward_pass import ForwardPasses
+from export.compiler.program import compile_program, make_source
+from export.compiler.tracing import trace_function
 
 TOLERANCE = 1e-12  # float64; sums of fewer than a hundred values
 BOUNDS = torch.tensor([-1.0, 0.0, 1.0, 1.5]).double()
@@ -254,3 +257,45 @@ class Extremes(nn.Module):
 @pytest.mark.parametrize("engine", ["onnx", "litert"])
 def test_a_runtime_compares_negative_whole_numbers(engine: str) -> None:
     compile_program(Extremes(), input=(6,), classes=5, batch=4, engines=(engine,))  # refuses what differs from torch
+
+
+class Picking(nn.Linear):
+    call: Callable[[Tensor], Tensor]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.call(super().forward(x))
+
+
+def trace(call: Callable[[Tensor], Tensor]) -> None:
+    module = Picking(4, 3)
+    module.call = call
+    trace_function(ForwardPasses(make_source(module, input=(4,))), "step", batch=4, dynamic=True)
+
+
+OTHERS = torch.tensor([0, 0, 2])
+
+
+@pytest.mark.filterwarnings("ignore:index_reduce")  # in beta
+@pytest.mark.parametrize(
+    ("call", "instead", "hint"),
+    [
+        (
+            lambda h: h.repeat_interleave(torch.tensor([1, 2, 1]), dim=1),
+            lambda h: h[:, torch.tensor([0, 1, 1, 2])],
+            r"h\[:, torch.tensor\(\[0, 1, 1, 2\]\)\]",
+        ),
+        (
+            lambda h: h.index_reduce(1, OTHERS, h * 2, "amax"),
+            lambda h: h.scatter_reduce(1, OTHERS.expand_as(h), h * 2, "amax"),
+            r"h.scatter_reduce\(1, index.expand_as\(source\), source, 'amax'\)",
+        ),
+    ],
+)
+def test_what_is_refused_is_told_with_what_compiles_in_its_place(
+    call: Callable[[Tensor], Tensor], instead: Callable[[Tensor], Tensor], hint: str
+) -> None:
+    h = torch.randn(5, 3)
+    assert torch.equal(call(h), instead(h))
+    with pytest.raises(ProgramRefused, match=hint):
+        trace(call)
+    trace(instead)

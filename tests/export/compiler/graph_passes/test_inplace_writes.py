@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's custom
 
+from edge_client.errors import ProgramRefused
 from export.compiler.graph_passes.inplace_writes import without_writes
+from export.compiler.program import make_source
 
 OF_THE_BUFFER = 2  # add_, and copy_ at the end
 
@@ -178,3 +180,25 @@ def test_a_write_becomes_an_operator_and_what_reads_it_later_is_the_same(
     assert writes(plain) == OF_THE_BUFFER + left
     assert torch.equal(plain(x.clone()), body(x.clone()))
     assert plain.get_buffer("seen").tolist() == [1.0] * 4
+
+
+class Scaled(nn.Linear):
+    """Writes into what the gradient of exp, or of a product, needs."""
+
+    def __init__(self, *, exponent: bool) -> None:
+        super().__init__(6, 3)
+        self.exponent = exponent
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = super().forward(x)
+        if self.exponent:
+            return h.exp().add_(1.0)
+        h[:, 2].mul_(h[:, 0])
+        return h
+
+
+@pytest.mark.parametrize(("exponent", "written"), [(True, "add_"), (False, "mul_")])
+def test_a_write_after_which_torch_has_no_gradient_is_told_by_its_line(exponent: bool, written: str) -> None:  # noqa: FBT001 - a case
+    told = rf"cannot train model 'Scaled'.*aten.{written} in layer .*\(Scaled\) at test_inplace_writes.py:[0-9]+"
+    with pytest.raises(ProgramRefused, match=told):
+        make_source(Scaled(exponent=exponent), input=(6,))
