@@ -96,7 +96,9 @@ def test_a_difference_to_a_method_without_a_score_is_unknown(found: fc.Compariso
     """It was NaN, and printed as "+nan"."""
 
     def untested(run: fc.Result) -> fc.Result:
-        records = [{**record, "accuracy": {**record["accuracy"], "micro": None}} for record in run.run.records]
+        records: list[Any] = [
+            {**record, "accuracy": {**record["accuracy"], "micro": None}} for record in run.run.records
+        ]
         return replace(run, run=replace(run.run, records=records))
 
     bare = {seed: untested(run) for seed, run in found.results["one"].items()}
