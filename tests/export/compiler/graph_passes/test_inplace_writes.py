@@ -182,7 +182,7 @@ def test_a_write_becomes_an_operator_and_what_reads_it_later_is_the_same(
     assert plain.get_buffer("seen").tolist() == [1.0] * 4
 
 
-class ScaledAfterwards(nn.Linear):
+class Rescaled(nn.Linear):
     """Writes into what the gradient of exp, or of a product, needs."""
 
     def __init__(self, *, exponent: bool) -> None:
@@ -199,6 +199,6 @@ class ScaledAfterwards(nn.Linear):
 
 @pytest.mark.parametrize(("exponent", "written"), [(True, "add_"), (False, "mul_")])
 def test_a_write_after_which_torch_has_no_gradient_is_told_by_its_line(exponent: bool, written: str) -> None:  # noqa: FBT001 - a case
-    told = rf"cannot train model 'ScaledAfterwards'.*aten.{written} in layer .*\(ScaledAfterwards\) at test_inplace_writes.py:[0-9]+"
+    told = rf"cannot train model 'Rescaled'.*aten.{written} in layer .*\(Rescaled\) at test_inplace_writes.py:[0-9]+"
     with pytest.raises(ProgramRefused, match=told):
-        make_source(ScaledAfterwards(exponent=exponent), input=(6,))
+        make_source(Rescaled(exponent=exponent), input=(6,))
