@@ -80,6 +80,15 @@ def shown(fed: Federation, number: int) -> list[str]:
     return found
 
 
+def uploading(fed: Federation) -> tuple[Spy, bytes]:
+    """A late update of which all blocks but the last have been sent."""
+    spy = begun(fed)
+    data = announce(spy)
+    said(fed, spy, "go")
+    upload(spy, data, slice(-1))
+    return spy, data
+
+
 @pytest.mark.parametrize("inline", [True, False])
 def test_a_late_update_is_kept_answered_ok_and_counts_in_the_next_round(tmp_path: Path, inline: bool) -> None:  # noqa: FBT001
     ballast = 0 if inline else BALLAST
@@ -142,10 +151,7 @@ def test_a_late_update_whose_blocks_are_all_here_since_before_a_crash_is_taken_w
 def test_a_late_upload_goes_on_while_other_exchanges_end(tmp_path: Path) -> None:
     """The end of a test deleted the blocks that had come, and the last one ended the coordinator."""
     fed = federation(tmp_path)
-    spy = begun(fed)
-    data = announce(spy)
-    said(fed, spy, "go")
-    upload(spy, data, slice(-1))
+    spy, data = uploading(fed)
     fed.world.run(lambda: any(task["round"] == 2 for task in spy.said("task")))
     upload(spy, data, slice(-1, None))
     assert [ack["status"] for ack in said(fed, spy, "ack")] == ["ok"]
@@ -156,10 +162,7 @@ def test_a_late_upload_goes_on_while_other_exchanges_end(tmp_path: Path) -> None
 def test_late_updates_are_taken_while_devices_tell_their_labels_and_afterwards(tmp_path: Path) -> None:
     """The end of the exchange in which labels are counted ended the time of the updates, of which it has none."""
     fed = federation(tmp_path, prior="device")
-    spy = begun(fed)
-    data = announce(spy)
-    said(fed, spy, "go")
-    upload(spy, data, slice(-1))
+    spy, data = uploading(fed)
     fed.world.run(lambda: _exchange(spy, "d00") == 2)
     upload(spy, data, slice(-1, None))
     assert [ack["status"] for ack in said(fed, spy, "ack")] == ["ok"]
@@ -186,10 +189,7 @@ def test_an_upload_under_way_at_the_end_of_its_exchange_goes_on_when_that_of_a_r
 
 def test_no_block_of_a_late_upload_that_is_given_up_stays_on_disk(tmp_path: Path) -> None:
     fed = federation(tmp_path)
-    spy = begun(fed)
-    data = announce(spy)
-    said(fed, spy, "go")
-    upload(spy, data, slice(-1))
+    _, data = uploading(fed)
     begun_file = f"{manifest_of(data, 'delta', block=BLOCK).sha256}*"
     fed.world.run(lambda: any(fed.config.folder.rglob(begun_file)))
     fed.world.run(lambda: fed.live is not None and fed.live.key[1:] == (2, 1))
