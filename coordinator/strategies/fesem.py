@@ -146,7 +146,7 @@ class FeSEM(LocalSgd):
         seeds, watch = TaskSeeds.from_rng(rng), self._watch(state, schema, fleet, trains)
         fits = {c: self._task(state, c, mus[c], seeds.of(c)) for c in trains}
         replies = yield StreamingExchange(
-            {**fits, **{c: self.probe_centers(state, "loss") for c in new}}, watch.add_reply
+            {**fits, **{c: self.probe_centers(state, "loss", least=True) for c in new}}, watch.add_reply
         )
         chosen = centers_of_newcomers(new, replies)
         updates = ClientUpdates.from_replies(replies, schema.size)
@@ -172,7 +172,7 @@ class FeSEM(LocalSgd):
                 return state
             state = begun
         cohort, seeds = self.cohort(fleet, rng), TaskSeeds.from_rng(rng)
-        replies = yield {c: self.probe_centers(state, "loss", seed=seeds.of(c)) for c in cohort}
+        replies = yield {c: self.probe_centers(state, "loss", seed=seeds.of(c), least=True) for c in cohort}
         chosen = choose_by_loss(replies, rng)
         left = np.array(int(state.extra.get(BY_LOSS_KEY, ROUNDS_BY_LOSS)) - 1)
         state = replace(

@@ -167,6 +167,7 @@ _PROBE: FieldTable = required(
     limit=_SAMPLES,
     buffers=one_of(*sorted(PROBE_BUFFERS)),
     label_totals=list_of(or_null(list_of(number(), 1, MAX_LABEL_TOTALS)), 1, MAX_MODELS),
+    least=boolean,
     step=manifest("container"),
 )
 SCALE_TABLE: FieldTable = required(
@@ -328,7 +329,8 @@ def _probe_contradiction(task: Mapping[str, Any]) -> str | None:
         return "want names the same statistic twice"
     if task.get("buffers") == "batch" and ASKED_ALONE.isdisjoint(task["want"]) and "step" not in task:
         return "buffers of a batch need the step's file"
-    return probe_contradiction(task["want"], len(task["models"]), task.get("label_totals"))
+    least = task.get("least", False)
+    return probe_contradiction(task["want"], len(task["models"]), task.get("label_totals"), least=least)
 
 
 def _sum_contradiction(task: Mapping[str, Any]) -> str | None:

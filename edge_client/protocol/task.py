@@ -219,9 +219,6 @@ class Fit(_Bits):
     the trained model in `slot`; with `upload` false it stays there, and only the mean training loss is answered. With
     `buffers` "own" the running statistics are those of the model kept in `slot`, where there is one. `center` numbers
     the model that the update is for, where there are several: what compression loses is made up for per center.
-
-    >>> Fit(start=np.zeros(4), steps=20, lr=0.1, batch=16, seed=0).upload
-    True
     """
 
     start: Flat | Literal["own"]
@@ -295,9 +292,10 @@ class Probe(_Bits):
     there is one ("own"), or the statistics of the device's training samples under each model ("batch"). With
     `label_totals`, one entry per candidate, a classifier is corrected from the labels [C] that it was trained on to
     those of the device's training samples; an entry of None, and a model of the device's own, is not corrected.
-    "inputs" asks for the moments of all inputs of the device (protocol/nearest/input_moments.py), whatever the split.
-    "answers" asks for each candidate's AnswerLook (protocol/nearest/answer_moments.py), of a classifier. "errors" is of
-    a model whose targets are numbers, "positions" of one with classes, where a confusion matrix would be large.
+    "inputs" asks for the moments of all inputs of the device (nearest/input_moments.py), whatever the split, "answers"
+    for each candidate's AnswerLook (nearest/answer_moments.py), of a classifier. "errors" is of a model whose targets
+    are numbers, "positions" of one with classes, where a confusion matrix would be large. `least`, of losses alone,
+    tells that only the least one is read: the others may be bounds below what they are.
 
     >>> len(Probe(models=[np.zeros(4), np.ones(4)], want=frozenset({"loss"}), batch=16, seed=0).models)
     2
@@ -312,6 +310,7 @@ class Probe(_Bits):
     limit: int | None = None
     buffers: str = "sent"
     label_totals: Sequence[Sequence[float] | None] | None = None
+    least: bool = False
 
     def __post_init__(self) -> None:
         _one_of("buffers", self.buffers, PROBE_BUFFERS)
@@ -326,7 +325,7 @@ class Probe(_Bits):
             raise ValueError(f"split must be 'train' or 'test', got {self.split!r}")
         if self.prior is not None and len(self.prior) != len(self.models):
             raise ValueError("prior needs one weight per model")
-        if wrong := probe_contradiction(self.want, len(self.models), self.label_totals):
+        if wrong := probe_contradiction(self.want, len(self.models), self.label_totals, least=self.least):
             raise ValueError(wrong)
         _models("models", self.vectors)
 
@@ -338,9 +337,11 @@ class Probe(_Bits):
 
 
 def probe_contradiction(
-    want: Collection[str], models: int, totals: Sequence[Sequence[float] | None] | None
+    want: Collection[str], models: int, totals: Sequence[Sequence[float] | None] | None, *, least: bool
 ) -> str | None:
-    """What of `Probe.want` and `Probe.label_totals` cannot be asked together, of so many models; None: nothing."""
+    """What of a `Probe` cannot be asked together, of so many models; None: nothing."""
+    if least and set(want) != {"loss"}:
+        return "least is asked of the losses alone"
     if len(want) > 1 and not ASKED_ALONE.isdisjoint(want):
         return f"each of {sorted(ASKED_ALONE)} is asked for alone"
     if totals is not None and len(totals) != models:
@@ -380,9 +381,6 @@ class Reply(_Bits):
     `positions` [M, 3], labels that count, right ones, summed loss; `grad` [n_params], the mean gradient; `labels` [C],
     training samples by class, soft labels by their shares; `inputs`, `answers` [M, d]: moments. All are float64 but
     `update` and `grad`. `words` uint32 are a part of a sum (summed_task.py): only sums of many reach a method.
-
-    >>> Reply(n=1, losses=np.ones(2)) == Reply(n=1, losses=np.ones(2))
-    True
     """
 
     n: int

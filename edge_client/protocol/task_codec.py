@@ -16,7 +16,7 @@ from edge_client.protocol.task import OWN_MODEL, Fit, Flat, Optimiser, OwnModel,
 PutVector = Callable[[Flat, str], Manifest]  # (vector, "model" or "linear") -> the manifest of its stored blob
 GetVector = Callable[[Manifest], Flat]  # manifest of a fetched blob -> decoded vector [schema.size]
 FIT_PLAIN_FIELDS = ("lr", "momentum", "mu", "steps", "batch", "seed", "rows", "slot", "upload", "buffers", "center")
-PROBE_PLAIN_FIELDS = ("batch", "seed", "prior", "split", "limit", "buffers", "label_totals")  # as they are
+PROBE_PLAIN_FIELDS = ("batch", "seed", "prior", "split", "limit", "buffers", "label_totals", "least")  # as they are
 
 
 def task_fields(task: Fit | Probe, put: PutVector) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def _probe_fields(task: Probe, put: PutVector) -> dict[str, Any]:
         fields["limit"] = int(task.limit)
     if task.label_totals is not None:
         fields["label_totals"] = [None if row is None else [_total(n) for n in row] for row in task.label_totals]
-    return fields | _unusual(task, buffers="sent")
+    return fields | _unusual(task, buffers="sent", least=False)
 
 
 def _total(n: float) -> int | float:

@@ -14,17 +14,17 @@ from functools import partial
 import numpy as np
 
 from edge_client.data.dataset import Dataset, DeviceData, batches, describe_misfit
-from edge_client.engines.targets import one_hot
 from edge_client.errors import Malformed
 from edge_client.protocol.nearest.answer_moments import MAX_CLASSES, AnswerLook, answer_moments
 from edge_client.protocol.nearest.input_moments import InputMoments, moments_of
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import F64, I64, Array, Fit, Flat, OwnModel, Probe, Reply
+from edge_client.training.label_prior import check_classifier, label_counts, label_totals, with_label_prior
 from edge_client.training.learner import Learner, TrainedModel, TrainingJob, log_softmax
+from edge_client.training.least_losses import least_losses
 from edge_client.training.scores import score_outputs
 
 MIN_STATISTIC_SHARE = 1e-4  # a step moves a running statistic by a share of at least this, or does not move it at all
-LABEL_PRIOR_SAMPLES = 0.1  # samples of each class beside one's own
 PROBED_VALUES = 1 << 22  # outputs of a model that are held at once where a sample has many
 
 
@@ -111,6 +111,8 @@ def run_probe(
         model = _candidate(task.models[0], own)
         return Reply(n=len(data), grad=learner.gradient(model, data, batch=task.batch, seed=task.seed))
     models = probed_models(learner, task, train=lambda: local.train, own=own)
+    if task.least and not program.own_loss:
+        return _reply(local, data, task, _least_losses(learner, models, data, local, task, own), {}, keep)
     if program.positions > 1 or not program.has_classes:
         return _probe_in_parts(learner, models, data, local, task, keep=keep)
     losses, logits = learner.evaluate(models, data, batch=task.batch)
@@ -137,14 +139,6 @@ def probed_models(
     if task.buffers == "batch" and program.schema.n_params < program.schema.size:
         return [recalibrate(learner, model, train(), batch=task.batch) for model in models]
     return models
-
-
-def label_totals(task: Probe, own: Callable[[str], Flat | None]) -> list[Sequence[float] | None]:
-    """The label totals of each model of a task that has some; None for a model that the device trained for itself."""
-    return [
-        None if isinstance(model, OwnModel) and own(model.slot) is not None else row
-        for model, row in zip(task.models, task.label_totals or (), strict=True)
-    ]
 
 
 def _reply(
@@ -175,6 +169,27 @@ def _reply(
     )
 
 
+def _least_losses(
+    learner: Learner,
+    models: Sequence[Flat],
+    data: Dataset,
+    local: DeviceData,
+    task: Probe,
+    own: Callable[[str], Flat | None],
+) -> F64:
+    """As `least_losses` says, each model with its label prior."""
+    program, totals = learner.program, None if task.label_totals is None else label_totals(task, own)
+    here = None if totals is None else label_counts(program, local.train)
+
+    def evaluate(m: int, some: Dataset) -> F64:
+        losses, logits = learner.evaluate([models[m]], some, batch=task.batch)
+        if totals is not None and here is not None:
+            losses, _ = with_label_prior(program, logits, some, here, [totals[m]])
+        return losses[0]
+
+    return least_losses(evaluate, len(models), data, width=learner.fixed_batch or task.batch)
+
+
 def _probe_in_parts(
     learner: Learner,
     models: Sequence[Flat],
@@ -186,7 +201,7 @@ def _probe_in_parts(
     """A probe whose outputs may be as large as its samples: they are counted some samples at a time."""
     program, want = learner.program, task.want
     if "answers" in want or task.label_totals is not None:
-        _check_classifier(program, "answers, like a label prior,")
+        check_classifier(program, "answers, like a label prior,")
     width = learner.fixed_batch or task.batch
     rows = width * max(1, PROBED_VALUES // (width * math.prod(program.target)))
     losses: list[F64] = []
@@ -211,7 +226,7 @@ def _input_moments(local: DeviceData) -> InputMoments:
 
 def _answer_looks(learner: Learner, models: Sequence[Flat], local: DeviceData, logits: Array, *, batch: int) -> F64:
     """[M, d] of each model; `logits` [M, n, C] are those of the samples that the probe evaluates."""
-    _check_classifier(learner.program, "answers")
+    check_classifier(learner.program, "answers")
     if learner.program.classes > MAX_CLASSES:
         raise Malformed("bad_task", f"answers are asked of at most {MAX_CLASSES} classes")
     parts = (local.train, *([local.test] if local.test else ()))  # one without samples is none
@@ -274,35 +289,6 @@ def batch_statistics(learner: Learner, models: Sequence[Flat], data: Dataset, cu
         m = 1 - (one - zeros[0])
     moved = m > MIN_STATISTIC_SHARE
     return np.where(moved, np.stack(zeros) / np.where(moved, m, 1.0), 0.0), moved
-
-
-def with_label_prior(
-    program: Program, logits: Array, data: Dataset, here: F64, totals: Sequence[Sequence[float] | None]
-) -> tuple[F64, Array]:
-    """Losses [M, n] and logits [M, n, C] of classifiers that are corrected to the labels of the training samples.
-
-    log(n_c + e) - log(t_c + e) is added to class c: n are the device's training samples [C], `here`, t those that the
-    candidate was trained on, its entry of `totals`; e is LABEL_PRIOR_SAMPLES. A candidate without an entry stays as it
-    is. This is Bayes' rule for a new prior: Saerens, Latinne, Decaestecker 2002, "Adjusting the Outputs of a
-    Classifier", (2.4).
-    """
-    if program.own_loss:
-        raise Malformed("bad_task", "a label prior corrects cross-entropy, and this program has a loss of its own")
-    _check_classifier(program, "a label prior")
-    truth = one_hot(program, data.y)
-    if any(row is not None and len(row) != program.classes for row in totals):
-        raise Malformed("bad_task", f"label_totals needs {program.classes} numbers for each model")
-    known = np.array([here if row is None else np.asarray(row, dtype=np.float64) for row in totals])
-    shift = np.log(here + LABEL_PRIOR_SAMPLES) - np.log(known + LABEL_PRIOR_SAMPLES)  # [M, C]
-    scores = logits + shift[:, None]
-    return -(truth * log_softmax(scores)).sum(axis=-1), scores
-
-
-def label_counts(program: Program, data: Dataset) -> F64:
-    """[C] samples of each class; soft labels count by their shares. Raises Malformed for a program without classes."""
-    _check_classifier(program, "a label prior")
-    counts: F64 = one_hot(program, data.y).sum(axis=0, dtype=np.float64)
-    return counts
 
 
 def of_counted(values: F64, data: Dataset) -> F64:
@@ -390,8 +376,3 @@ def _probe_data(task: Probe, local: DeviceData) -> Dataset:
         return data
     index = probed(len(data), task.limit, task.seed)
     return Dataset(data.x[index], data.y[index])
-
-
-def _check_classifier(program: Program, what: str) -> None:
-    if program.loss != "cross-entropy":
-        raise Malformed("bad_task", f"{what} needs a classifier of one label per sample")

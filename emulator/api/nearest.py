@@ -20,7 +20,7 @@ from edge_client.nearest.choose_center import UNSURE, Selection, choose_center
 from edge_client.nearest.features import has_batch_norm
 from edge_client.protocol.program import IGNORED
 from edge_client.protocol.task import Array, Flat, OwnModel
-from edge_client.training.fit_probe import label_counts as labels_of
+from edge_client.training.label_prior import label_counts as labels_of
 from emulator.api.data.columns import as_array, as_numbers
 from emulator.api.data.frames import frame_inputs
 from emulator.api.data.reading import read_inputs

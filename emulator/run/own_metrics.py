@@ -14,7 +14,7 @@ from coordinator.strategies.base import State, Strategy
 from edge_client.data.dataset import Dataset
 from edge_client.errors import UsageError
 from edge_client.protocol.task import Array, ClientId, Probe
-from edge_client.training.fit_probe import label_counts
+from edge_client.training.label_prior import label_counts
 from emulator.simulation.emulated_devices import EmulatedDevices
 from emulator.simulation.served_outputs import served_outputs
 

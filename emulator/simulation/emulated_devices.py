@@ -33,7 +33,7 @@ from edge_client.training.learner import Learner, TrainedModel, TrainingJob
 from edge_client.training.summed import evaluation_words
 from emulator.simulation import checkpoint
 from emulator.simulation.drawn_devices import DrawnDevices
-from emulator.simulation.probes_together import run_probes
+from emulator.simulation.probes_together import probes_for, run_probes
 from emulator.simulation.spill import SpilledModels
 from emulator.simulation.summed_devices import SummedDevices, emulated_secret
 
@@ -116,7 +116,7 @@ class EmulatedDevices:
         """The learner gets all fits at once, so that it may batch them over devices."""
         found: dict[ClientId, Reply | Malformed] = {}
         jobs: dict[ClientId, TrainingJob] = {}
-        probes = {who: task for who, task in tasks.items() if isinstance(task, Probe)}
+        probes = probes_for(self.learner, {who: task for who, task in tasks.items() if isinstance(task, Probe)})
         found |= run_probes(self.learner, probes, lambda learner, who: self._probed(learner, who, probes[who]))
         for who, task in tasks.items():
             if isinstance(task, SummedProbe):

@@ -6,6 +6,7 @@ A probe is run twice: first to learn what it evaluates, then with the answer. Wh
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol, TypeGuard, TypeVar
 
 from edge_client.data.dataset import Dataset
@@ -51,6 +52,12 @@ class _OneEvaluation:
         if self._answer is None:
             raise _Asked((models, data))
         return self._answer
+
+
+def probes_for(learner: Learner, probes: Mapping[ClientId, Probe]) -> dict[ClientId, Probe]:
+    """The probes as this learner is to run them: one pass over all models and samples leaves none of them out."""
+    together = _evaluates_together(learner)
+    return {who: replace(probe, least=False) if together and probe.least else probe for who, probe in probes.items()}
 
 
 def run_probes(

@@ -8,7 +8,8 @@ import numpy as np
 
 from edge_client.data.dataset import Dataset
 from edge_client.protocol.task import F64, Array, Flat, Probe
-from edge_client.training.fit_probe import label_totals, probed_models, with_label_prior
+from edge_client.training.fit_probe import probed_models
+from edge_client.training.label_prior import label_totals, with_label_prior
 from edge_client.training.learner import Learner
 from edge_client.training.scores import mixed_outputs
 

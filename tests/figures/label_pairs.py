@@ -31,7 +31,7 @@ from coordinator.strategies.common.server_options import ServerOptions
 from coordinator.strategies.wecfl import WeCFL
 from edge_client.data.dataset import Dataset
 from edge_client.protocol.task import Array, ClientId, Schema
-from edge_client.training.fit_probe import LABEL_PRIOR_SAMPLES
+from edge_client.training.label_prior import LABEL_PRIOR_SAMPLES
 from emulator.data import partition_schemes, registry
 from emulator.data.fleet_split import FleetData
 from emulator.data.loaders.samples import RawSamples

@@ -199,7 +199,7 @@ def task_again(training: Training, rules: Rules, who: ClientId) -> Task:
     """The task that a device has, to be sent again; losses are then asked at the newest centers."""
     handed = training.at_work[who]
     if handed.start is None:
-        probe: Probe = rules.strategy.probe_centers(training.state, "loss", seed=handed.seed)
+        probe: Probe = rules.strategy.probe_centers(training.state, "loss", seed=handed.seed, least=True)
         return probe
     return _fit_task(rules, who, handed.center, handed.start, seed=handed.seed)
 
@@ -283,7 +283,7 @@ def _task(training: Training, rules: Rules, who: ClientId, *, number: int, seed:
     centers = len(training.state.centers)
     new = rules.plan.choose == "nearest" and who not in training.state.assignment and centers <= MAX_MODELS
     if rules.plan.choose == "loss" or (new and centers > 1):
-        probe: Probe = rules.strategy.probe_centers(training.state, "loss", seed=seed)
+        probe: Probe = rules.strategy.probe_centers(training.state, "loss", seed=seed, least=True)
         return Handed(number=number, seed=seed), probe
     k = 0 if rules.plan.choose == "only" or new else training.state.assignment.get(who)
     return _fit(training, rules, who, k, number=number, seed=seed)

@@ -218,7 +218,9 @@ class LocalSgd(MethodValue):
             center=center,
         )
 
-    def probe_centers(self, state: State, *want: str, prior: Sequence[float] | None = None, seed: int = 0) -> Probe:
+    def probe_centers(
+        self, state: State, *want: str, prior: Sequence[float] | None = None, seed: int = 0, least: bool = False
+    ) -> Probe:
         """A task: the quantities `want` of all centers on the device's training samples; as `Probe` says."""
         models = list(state.centers)
         return Probe(
@@ -228,6 +230,7 @@ class LocalSgd(MethodValue):
             prior=prior,
             batch=self.batch_size,
             seed=seed,
+            least=least,
             **self.serving,
         )
 

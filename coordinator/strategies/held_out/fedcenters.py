@@ -163,7 +163,7 @@ class FedCenters(LocalSgd):
         mine = {c: state.assignment.get(c, usual) for c in cohort if c not in new}
         seeds, begun = TaskSeeds.from_rng(rng), state.centers
         fits = {c: self.fit(start=begun[k], seed=seeds.of(c), center=k, rows=_rows(held[c])) for c, k in mine.items()}
-        replies = yield {**fits, **{c: self.probe_centers(state, "loss") for c in new}}
+        replies = yield {**fits, **{c: self.probe_centers(state, "loss", least=True) for c in new}}
         placed = {**state.assignment, **mine, **centers_of_newcomers(new, replies)}
         state = replace(state, assignment=placed) if placed != state.assignment else state
         updates = ClientUpdates.from_replies(replies, schema.size)

@@ -8,7 +8,8 @@ import pytest
 from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.errors import Malformed
 from edge_client.protocol.task import Array, OwnModel, Probe
-from edge_client.training.fit_probe import run_probe, with_label_prior
+from edge_client.training.fit_probe import run_probe
+from edge_client.training.label_prior import with_label_prior
 from edge_client.training.learner import EngineLearner
 from tests.support.softmax_program import CLASSES, SoftmaxEngine, program, samples
 

@@ -35,7 +35,7 @@ from edge_client.protocol import task_codec
 from edge_client.protocol.blocks import Manifest
 from edge_client.protocol.messages import MAX_MESSAGE_BYTES, canonical_json, read_message, write_message
 from edge_client.protocol.task import F64, MAX_LABEL_TOTALS, MAX_MODELS, Flat, OwnModel, Probe
-from edge_client.training.fit_probe import LABEL_PRIOR_SAMPLES
+from edge_client.training.label_prior import LABEL_PRIOR_SAMPLES
 from emulator.run.execute import open_run
 from emulator.run.settings import RunSettings
 from tests.support.softmax_program import devices_of, grouped_fleet, program, start_of
