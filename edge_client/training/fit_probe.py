@@ -21,7 +21,7 @@ from edge_client.protocol.program import Program
 from edge_client.protocol.task import F64, I64, Array, Fit, Flat, OwnModel, Probe, Reply
 from edge_client.training.label_prior import check_classifier, label_counts, label_totals, with_label_prior
 from edge_client.training.learner import Learner, TrainedModel, TrainingJob, log_softmax
-from edge_client.training.least_losses import least_losses
+from edge_client.training.least_losses import SAMPLES_AT_ONCE, least_losses
 from edge_client.training.scores import score_outputs
 
 MIN_STATISTIC_SHARE = 1e-4  # a step moves a running statistic by a share of at least this, or does not move it at all
@@ -187,7 +187,9 @@ def _least_losses(
             losses, _ = with_label_prior(program, logits, some, here, [totals[m]])
         return losses[0]
 
-    return least_losses(evaluate, len(models), data, width=learner.fixed_batch or task.batch)
+    width = learner.fixed_batch or task.batch
+    at_once = min(SAMPLES_AT_ONCE, PROBED_VALUES // math.prod(program.target))
+    return least_losses(evaluate, len(models), data, at_once=width * max(1, at_once // width))
 
 
 def _probe_in_parts(

@@ -9,22 +9,21 @@ import numpy as np
 from edge_client.data.dataset import Dataset
 from edge_client.protocol.task import F64
 
-SAMPLES_AT_ONCE = 64  # or the batch, where it is larger: with few samples a call takes longer than its work
+SAMPLES_AT_ONCE = 64  # with fewer a call takes longer than its work
 
 
-def least_losses(evaluate: Callable[[int, Dataset], F64], models: int, data: Dataset, *, width: int) -> F64:
+def least_losses(evaluate: Callable[[int, Dataset], F64], models: int, data: Dataset, *, at_once: int) -> F64:
     """[models, n] losses, none negative; 0 for the samples that a model was not evaluated on.
 
-    The model whose sum is the least so far goes on, by some batches of `width`, until it has all samples: no other
-    can end with less. So has each model that ends with the same sum. `evaluate` gives the losses [m] of a model, by
-    its number, on some samples.
+    The model whose sum is the least so far goes on, by `at_once` samples, until it has all of them: no other can end
+    with less. So has each model that ends with the same sum. `evaluate` gives the losses [m] of a model, by its
+    number, on some samples.
 
     >>> data = Dataset(np.zeros((200, 1), np.float32), np.zeros(200, np.int64))
-    >>> least_losses(lambda m, some: np.full(len(some), float(m)), 2, data, width=16).sum(axis=1).tolist()
+    >>> least_losses(lambda m, some: np.full(len(some), float(m)), 2, data, at_once=64).sum(axis=1).tolist()
     [0.0, 64.0]
     """
-    step = width * -(-SAMPLES_AT_ONCE // width)
-    cuts = [slice(at, at + step) for at in range(0, len(data), step)]
+    cuts = [slice(at, at + at_once) for at in range(0, len(data), at_once)]
     parts = [Dataset(data.x[cut], data.y[cut]) for cut in cuts]
     losses, sums, seen = np.zeros((models, len(data))), np.zeros(models), np.zeros(models, dtype=np.int64)
     while len(least := np.flatnonzero((sums == sums.min()) & (seen < len(cuts)))):

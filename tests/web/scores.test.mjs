@@ -53,3 +53,18 @@ test("with hysteresis a phone leaves its center for one that is nearer by that s
   assert.deepEqual([chosen(0.91, [1, 0]), chosen(0.89, [1, 0])], [0, 1]);
   assert.deepEqual([chosen(0.91, undefined), chosen(0.91, [0, 1])], [1, 1]);
 });
+
+test("models that cannot be the least are left early, and the least has the loss that all samples give", async () => {
+  const calls = [0, 0, 0];
+  const evaluate = async (models, { n }) => {
+    calls[models[0][0]] += n;
+    return { losses: [new Float64Array(n).fill([1, 0.25, NaN][models[0][0]])] };
+  };
+  const learner = { program: { loss: "cross-entropy", classes: 2, input: [1], target: [2] }, fixedBatch: null, evaluate };
+  const train = { n: 10, x: new Float32Array(10), labels: new Int32Array(10) };
+  const vectors = new Map([0, 1, 2].map((m) => [`m${m}`, [m]]));
+  const probe = { models: [...vectors.keys()].map((sha256) => ({ sha256 })), want: ["loss"], least: true, batch: 2, seed: 0 };
+  const found = await runProbe(learner, probe, { train }, { vectors, own: new Map() });
+  assert.deepEqual(calls, [4, 10, 2]);
+  assert.deepEqual(found.loss.slice(0, 2), [0.4, 0.25]);
+});

@@ -127,7 +127,7 @@ const JOBS = {
     ...optional({
       prior: listOf(number(), 1, MAX_MODELS), split: oneOf("train", "test"), limit: SAMPLES,
       buffers: oneOf("sent", "own", "batch"), step: manifest("container"),
-      label_totals: listOf(orNull(listOf(number(), 1, MAX_LABEL_TOTALS)), 1, MAX_MODELS),
+      label_totals: listOf(orNull(listOf(number(), 1, MAX_LABEL_TOTALS)), 1, MAX_MODELS), least: boolean,
     }),
   },
   sum: {
@@ -242,6 +242,7 @@ function probeContradiction(task) {
   const alone = ASKED_ALONE.some((name) => want.includes(name));
   if (alone && want.length > 1) return `each of ${ASKED_ALONE} is asked for alone`;
   if (!models.length && want[0] !== "labels") return "only labels are asked for without a model";
+  if (task.least && (want.length > 1 || want[0] !== "loss")) return "least is asked of the losses alone";
   if (totals && totals.length !== models.length) return "label_totals needs one entry per model";
   if (totals && totals.reduce((sum, row) => sum + (row?.length ?? 0), 0) > MAX_LABEL_TOTALS) {
     return `label_totals holds more than ${MAX_LABEL_TOTALS} numbers`;

@@ -6,6 +6,7 @@ import { Pcg64 } from "../protocol/random.js";
 import { sizeOf } from "../protocol/tensors.js";
 import { answerLooks } from "./answer_moments.js";
 import { inputMoments } from "./input_moments.js";
+import { leastLosses } from "./least_losses.js";
 
 const SMALL = 1e-4; // a step moves a running statistic by a share of at least this, or does not move it at all
 const MAX_COUNTED = 4096; // classes of a confusion matrix: 128 MiB of counts
@@ -58,13 +59,18 @@ export async function runProbe(learner, task, local, { vectors, own, between }) 
     for (const model of models) found.push(await recalibrate(learner, model, local.train, task.batch, between));
     models = found;
   }
-  let { losses, logits } = await learner.evaluate(models, data, task.batch, between);
-  if (task.label_totals) {
-    const totals = task.label_totals.map((row, m) => (own.has(task.models[m].own) ? null : row));
-    ({ losses, logits } = withLabelPrior(program, logits, data, local.train, totals));
-  }
-  const shares = want.has("posterior") ? responsibilities(losses, task.prior) : null;
+  const totals = task.label_totals?.map((row, m) => (own.has(task.models[m].own) ? null : row));
+  const evaluate = async (numbers, samples) => {
+    const found = await learner.evaluate(numbers.map((m) => models[m]), samples, task.batch, between);
+    return totals ? withLabelPrior(program, found.logits, samples, local.train, numbers.map((m) => totals[m])) : found;
+  };
   const mean = (row) => row.reduce((a, b) => a + b, 0) / row.length;
+  if (task.least) {
+    const one = async (m, index) => (await evaluate([m], subset(data, index))).losses[0];
+    return { n: data.n, loss: (await leastLosses(one, models.length, data.n, learner.fixedBatch ?? task.batch)).map(mean) };
+  }
+  const { losses, logits } = await evaluate([...models.keys()], data);
+  const shares = want.has("posterior") ? responsibilities(losses, task.prior) : null;
   return {
     n: data.n,
     loss: want.has("loss") ? losses.map(mean) : undefined,

@@ -230,6 +230,7 @@ def test_a_fit_out_of_range_is_refused(change: dict[str, Any]) -> None:
         (PROBE, {"want": ["loss"], "models": []}, "prior"),
         (PROBE, {"label_totals": [[1.0, 2.0]]}, None),
         (PROBE, {"label_totals": [[0] * 300, [0] * 300, None, None]}, None),
+        (PROBE, {"want": ["votes"], "least": True}, None),
     ],
 )
 def test_a_task_that_contradicts_itself_is_a_bad_task(

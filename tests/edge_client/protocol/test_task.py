@@ -78,6 +78,7 @@ def test_a_fit_beyond_a_limit_is_none(changed: dict[str, Any], says: str) -> Non
         {"split": "test"},
         {"buffers": "batch"},
         {"models": TWO, "prior": [0.5, 0.5], "label_totals": [[1.0] * 512, None]},
+        {"models": TWO, "want": frozenset({"loss"}), "least": True},
     ],
 )
 def test_a_probe_at_its_limits_is_one(changed: dict[str, Any]) -> None:
@@ -104,6 +105,7 @@ def test_a_probe_at_its_limits_is_one(changed: dict[str, Any]) -> None:
         ({"models": TWO, "prior": [1.0]}, "prior needs one weight per model"),
         ({"models": TWO, "label_totals": [[1.0]]}, "label_totals needs one entry per model"),
         ({"models": TWO, "label_totals": [[1.0] * 512, [1.0]]}, "more than 512 numbers"),
+        ({"models": TWO, "want": frozenset({"loss", "votes"}), "least": True}, "least is asked of the losses alone"),
     ],
 )
 def test_a_probe_beyond_a_limit_is_none(changed: dict[str, Any], says: str) -> None:

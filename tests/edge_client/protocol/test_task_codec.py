@@ -124,6 +124,7 @@ PROBES = st.builds(
     buffers=st.sampled_from(sorted(PROBE_BUFFERS)),
     label_totals=st.sampled_from([None, [[3, 0.125], None, [1, 2]]]),
 )
+PROBES |= st.builds(lambda probe: replace(probe, want=frozenset({"loss"}), least=True), PROBES)
 
 
 @given(FITS | PROBES)
