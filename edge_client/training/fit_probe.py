@@ -185,7 +185,8 @@ def _least_losses(
         losses, logits = learner.evaluate([models[m]], some, batch=task.batch)
         if totals is not None and here is not None:
             losses, _ = with_label_prior(program, logits, some, here, [totals[m]])
-        return losses[0]
+        mine: F64 = losses[0]
+        return mine
 
     width = learner.fixed_batch or task.batch
     at_once = min(SAMPLES_AT_ONCE, PROBED_VALUES // math.prod(program.target))

@@ -1,8 +1,8 @@
 """`label-prior = device`: the labels that each center was trained on, so that devices can correct it to their own.
 
 A device adds log(n_c + e) - log(t_c + e) to a center's output for class c: n_c are its own training samples of the
-class, t_c those that the center was trained on (Saerens 2002; edge_client/training/fit_probe.py). A model that a device
-trained for itself has seen that device's labels, so it is not corrected. Nor is a center without totals.
+class, t_c those that the center was trained on (Saerens 2002; edge_client/training/label_prior.py). A model that a
+device trained for itself has seen that device's labels, so it is not corrected. Nor is a center without totals.
 coordinator/rounds/label_counting.py asks the devices.
 
 Totals are shortened here, and not where a message is written, so that emulated devices compute with the numbers that
