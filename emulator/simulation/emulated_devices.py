@@ -160,7 +160,10 @@ class EmulatedDevices:
         checkpoint.load_models(folder, self.local.keys(), self.own)
 
     def work(self, who: ClientId, task: Task) -> tuple[int, int]:
-        """The local steps, and the models to evaluate, that a task costs the device."""
+        """The local steps, and the models to evaluate, that a task costs the device.
+
+        A probe for the least loss counts as one of all losses, though a device may leave models early.
+        """
         if isinstance(task, SummedFit):
             return self.sums.work(who, task)
         if isinstance(task, Fit):

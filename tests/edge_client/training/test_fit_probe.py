@@ -286,7 +286,11 @@ def test_a_regression_is_probed_in_parts_whose_answer_is_that_of_the_whole(monke
     parts = run_probe(learner, probe, local)
     assert held[0] is data  # whose tensors an emulator keeps
     assert [len(each) for each in held] == [50, 16, 16, 16, 2]
+    least = run_probe(learner, replace(probe, want=frozenset({"loss"}), least=True), local)
+    assert max(len(each) for each in held[5:]) == 16
+    assert least.losses is not None
     assert whole.losses is not None
+    assert least.losses.min() == pytest.approx(whole.losses.min(), rel=1e-12)
     assert whole.errors is not None
     assert parts.errors is not None
     np.testing.assert_array_equal(whole.losses, parts.losses)
@@ -370,6 +374,10 @@ def test_samples_without_a_label_that_counts_say_nothing_of_a_candidate() -> Non
     y[4, 1], y[5] = 1, 0
     reply = run_probe(learner, probe, DeviceData(train=Dataset(np.zeros((6, 5)), y)), keep=kept.append)
     assert reply.losses == pytest.approx([3.0, 2.0])
+    least = run_probe(
+        learner, replace(probe, want=frozenset({"loss"}), least=True), DeviceData(train=Dataset(np.zeros((6, 5)), y))
+    )
+    assert least.losses == pytest.approx([3.0, 2.0])
     assert reply.votes == pytest.approx([0, 2])
     assert reply.posterior == pytest.approx(responsibilities(np.array([[1.0], [0.0]])).T[0])
     assert kept[0].shape == (2, 6)  # the fits that follow weigh all samples
