@@ -159,17 +159,28 @@ def _read(entry: Path) -> bytes | None:
 
 
 def _write(entry: Path, file: bytes) -> None:
+    beside = entry.with_name(f"{entry.name}.{os.getpid()}")  # a half-written file never has an entry's name
     try:
         entry.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        beside = entry.with_name(f"{entry.name}.{os.getpid()}")  # a half-written file never has an entry's name
         beside.write_bytes(hashlib.sha256(file).digest() + file)
         beside.replace(entry)
-        sizes = {other: other.stat().st_size for other in cache_entries(entry.parent)}
-        over = sum(sizes.values()) - BUDGET_BYTES
-        for other, size in sizes.items():
-            if over <= 0 or other == entry:
-                break
-            other.unlink(missing_ok=True)
-            over -= size
+        _make_room(entry)
     except OSError as wrong:
-        log.info("the container is not cached: %s", wrong)
+        with suppress(OSError):  # half of a file would keep a full disk full
+            beside.unlink(missing_ok=True)
+        _tell_once(entry.parent, wrong.strerror or str(wrong))
+
+
+def _make_room(newest: Path) -> None:
+    sizes = {entry: entry.stat().st_size for entry in cache_entries(newest.parent)}
+    over = sum(sizes.values()) - BUDGET_BYTES
+    for entry, size in sizes.items():
+        if over <= 0 or entry == newest:
+            break
+        entry.unlink(missing_ok=True)
+        over -= size
+
+
+@cache
+def _tell_once(folder: Path, why: str) -> None:
+    log.info("what is compiled is not kept in %s (%s): %s may name another folder", folder, why, VARIABLE)
