@@ -24,6 +24,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge_client.engines.runtime_versions import runtime_version
+from edge_client.errors import ConfigError
+from edge_client.user_cache import user_cache
 
 if TYPE_CHECKING:
     from torch import Tensor, fx
@@ -41,12 +43,15 @@ CONVERTERS: Mapping[str, Sequence[str]] = {
 
 
 def cache_folder() -> Path | None:
-    """Where containers are cached; None when the cache is off."""
+    """Where containers are cached; None when the cache is off, and for a user without a home."""
     named = os.environ.get(VARIABLE, "")
     if named == OFF:
         return None
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedcenters"
-    return (Path(named) if named else root) / "containers"
+    try:
+        return (Path(named) if named else user_cache()) / "containers"
+    except ConfigError as wrong:
+        _tell_once("", wrong.message)
+        return None
 
 
 def cached_file(key: str | None, make: Callable[[], bytes]) -> bytes:
@@ -168,7 +173,7 @@ def _write(entry: Path, file: bytes) -> None:
     except OSError as wrong:
         with suppress(OSError):  # half of a file would keep a full disk full
             beside.unlink(missing_ok=True)
-        _tell_once(entry.parent, wrong.strerror or str(wrong))
+        _tell_once(f" in {entry.parent}", wrong.strerror or str(wrong))
 
 
 def _make_room(newest: Path) -> None:
@@ -182,5 +187,5 @@ def _make_room(newest: Path) -> None:
 
 
 @cache
-def _tell_once(folder: Path, why: str) -> None:
-    log.info("what is compiled is not kept in %s (%s): %s may name another folder", folder, why, VARIABLE)
+def _tell_once(where: str, why: str) -> None:
+    log.info("what is compiled is not kept%s (%s): %s may name another folder", where, why, VARIABLE)

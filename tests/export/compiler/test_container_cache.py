@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import shutil
 import subprocess
 import sys
@@ -183,6 +184,13 @@ def test_a_full_disk_keeps_no_half_of_a_container_and_is_told_once(
     assert [record.getMessage() for record in caplog.records] == [
         f"what is compiled is not kept in {folder} (File too large): FEDCENTERS_CACHE may name another folder"
     ]
+
+
+def test_a_user_without_a_home_compiles_without_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("FEDCENTERS_CACHE", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)  # a number without an account, as in a container
+    assert container_cache.cached_file("a" * 64, lambda: b"12345") == b"12345"
 
 
 def test_the_command_shows_and_clears_the_cache(folder: Path) -> None:
