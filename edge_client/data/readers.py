@@ -302,7 +302,7 @@ def _numbers(values: Sequence[str], columns: Sequence[str], line: int) -> list[f
             number = math.nan
         if not math.isfinite(number):
             what = f"is {value!r}, not a finite number" if value.strip() else "is empty"
-            raise ValueError(f"line {line}: {column!r} {what}; fill the cell in, or leave the line out, or all the column")
+            raise ValueError(f"line {line}: {column!r} {what}; fill the cell in, or leave out the line or the column")
         numbers.append(number)
     return numbers
 
