@@ -45,7 +45,7 @@ def read_table(path: Path) -> dict[str, Any]:
     if "federation" in table:
         repeated = path.with_name(CONFIG_FILE)
         again = f"; {repeated} repeats the run" if repeated.is_file() else ""
-        hint = f"fedcenters-coordinator serve {path} goes on with its run (with a broker of its own: --broker embedded){again}"
+        hint = f"fedcenters-coordinator serve {path} goes on with its run (--broker embedded: on this machine){again}"
         raise ConfigError(f"{path} is a coordinator's file", hint=hint)
     return table
 
