@@ -144,11 +144,11 @@ else:
             raise AttributeError(f"module 'fedcenters' has no attribute {name!r}")
         try:
             where = import_module(_MODULES.get(name, _METHODS))
-        except ImportError as wrong:
+            value = where if where.__name__.endswith(f".{name}") else getattr(where, name)
+        except Exception as wrong:  # also what a script export.py does that is run once more, as our package
             if file := _hiding_file():
                 raise ImportError(f"{file}: give it another name, or start Python in another folder") from wrong
             raise
-        value = where if where.__name__.endswith(f".{name}") else getattr(where, name)
         globals()[name] = value
         return value
 

@@ -300,7 +300,8 @@ def top_level_hint(key: str) -> str:
 
 def _typed(key: str, value: Any, kind: type) -> Any:  # noqa: ANN401 - TOML values
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise ConfigError(f"{key} is {value!r}", hint=f"{key} must be {_WORDS[kind].format(key=key)}")
+        hint = f"{key} must be {_WORDS[kind].format(key=key)}"
+        raise ConfigError(f"{key} is {value!r}", hint="write [[runs]] for each run" if key == "runs" else hint)
     return value
 
 

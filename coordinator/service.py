@@ -22,11 +22,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from coordinator import local_broker as brokers
 from coordinator.artifacts.finished_run import make_strategy
+from coordinator.artifacts.signed_program import PROGRAM_FACT
 from coordinator.artifacts.stored_settings import accept_settings
 from coordinator.config import CoordinatorConfig, read_config
 from coordinator.config_sections import RunConfig
 from coordinator.dashboard.endpoint import Endpoint, dashboard_endpoint
 from coordinator.identity.signing_key import coordinator_credentials
+from coordinator.models.members import check_model_name
 from coordinator.runtime.server import Server
 from coordinator.storage.experiment_trackers import open_trackers
 from coordinator.storage.status import newest_rounds
@@ -312,6 +314,8 @@ def open_store(config: CoordinatorConfig) -> Store:
             config.folder.mkdir(parents=True, exist_ok=True)
             store = opened.enter_context(closing(Store(config.folder / "store")))
             accept_settings(config, store)
+            if store.facts.get(PROGRAM_FACT) is None:  # else nothing is made of the model any more
+                check_model_name(config.model.name)
             write_atomically(config.folder / "config.toml", "\n".join(parts).encode())
         except OSError as wrong:
             told = f"cannot write to {config.folder}: {wrong.strerror}"

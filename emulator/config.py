@@ -41,7 +41,13 @@ def read_table(path: Path) -> dict[str, Any]:
     """The file's table, not checked yet."""
     command = "`fedcenters-emulator init`"
     hint = f"name the file in it, {path / 'config.toml'}" if path.is_dir() else f"write one with {command}"
-    return read_toml(path, hint=hint, syntax_hint=f"compare it with what {command} writes")
+    table = read_toml(path, hint=hint, syntax_hint=f"compare it with what {command} writes")
+    if "federation" in table:
+        repeated = path.with_name(CONFIG_FILE)
+        again = f"; {repeated} repeats the run" if repeated.is_file() else ""
+        hint = f"fedcenters-coordinator serve {path} goes on with its run (--broker embedded: on this machine){again}"
+        raise ConfigError(f"{path} is a coordinator's file", hint=hint)
+    return table
 
 
 def parse_pairs(texts: Sequence[str]) -> dict[str, str]:

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
@@ -56,9 +57,18 @@ def find_by_name(kind: str, name: str, ours: Mapping[str, Any]) -> Any:  # noqa:
 
 
 def check_name(kind: str, name: str, ours: Collection[str]) -> None:
-    """Raises UsageError for an unknown name, as `find_by_name`; imports nothing, so an import path passes."""
-    if name not in ours and ":" not in name:
+    """Raises UsageError for an unknown name, as `find_by_name`, and for an import path that leads nowhere.
+
+    Nothing is imported, so what a found package holds is not known.
+    """
+    if name in ours:
+        return
+    if ":" not in name:
         _registered(kind, name, ours)
+        return
+    package = name.partition(":")[0].partition(".")[0]
+    if package and package not in sys.modules and find_spec(package) is None:
+        raise _no_module(package)
 
 
 def _registered(kind: str, name: str, ours: Collection[str]) -> str:
@@ -91,10 +101,7 @@ def _imported(name: str) -> ModuleType:
         return import_module(name)
     except ModuleNotFoundError as missing:
         if missing.name and (name == missing.name or name.startswith(f"{missing.name}.")):
-            raise UsageError(
-                f"there is no module {missing.name!r}",
-                hint="run this in the folder that holds it, or put that folder into PYTHONPATH",
-            ) from missing
+            raise _no_module(missing.name) from missing
         raise UsageError(
             f"module {name!r} needs {missing.name or missing}, which is not installed", hint="install it and try again"
         ) from missing
@@ -104,6 +111,11 @@ def _imported(name: str) -> ModuleType:
         raise UsageError(
             f"importing {name!r} failed: {describe_error(wrong)}", hint=_rename(theirs) if theirs in ROOMS else where
         ) from wrong
+
+
+def _no_module(name: str) -> UsageError:
+    hint = "run this in the folder that holds it, or put that folder into PYTHONPATH"
+    return UsageError(f"there is no module {name!r}", hint=hint)
 
 
 def _attribute(module: ModuleType, name: str) -> object:

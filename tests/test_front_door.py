@@ -79,13 +79,15 @@ def test_the_module_prints_the_version_and_the_commands_that_are_installed() -> 
 
 @pytest.mark.parametrize("name", ["export.py", "coordinator.py"])
 def test_a_file_that_hides_one_of_our_packages_is_named_with_what_to_do(name: str, tmp_path: Path) -> None:
-    hiding = tmp_path / name
-    hiding.write_text("")
-    script = tmp_path / "mine.py"
-    script.write_text(f"import sys; sys.path.append({str(ROOT)!r}); import fedcenters as fc; fc.FeSEM; fc.read_bundle")
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
-    assert f"{hiding} hides {hiding.stem!r}, a package of fedcenters" in done.stderr
-    assert "give it another name" in done.stderr
+    """Also where that file is the user's script, which Python then runs once more in the package's place."""
+    hiding, script = tmp_path / name, tmp_path / "mine.py"
+    uses = f"import sys; sys.path.append({str(ROOT)!r}); import fedcenters as fc; fc.FeSEM; fc.read_bundle"
+    for text, started in (("", script), (uses, hiding)):
+        hiding.write_text(text)
+        script.write_text(uses)
+        done = subprocess.run([sys.executable, str(started)], capture_output=True, text=True, check=False)
+        assert f"{hiding} hides {hiding.stem!r}, a package of fedcenters" in done.stderr.splitlines()[-1]
+        assert "give it another name" in done.stderr
 
 
 def test_a_command_runs_beside_a_file_with_the_name_of_one_of_our_packages(tmp_path: Path) -> None:

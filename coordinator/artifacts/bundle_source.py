@@ -48,7 +48,7 @@ def is_run_folder(run: Path) -> bool:
 
 def bundle_source(run: Path, *, method: str, engines: Sequence[str], data: Path | None) -> BundleSource:  # noqa: ARG001 - the entry point's signature; this source compiles nothing
     """The centers of the run `method`, with every engine that the coordinator compiled for."""
-    name = method or _names(run)[0]
+    name = method or _served_run(run)
     program = read_program(run)
     centers = _centers(run, name, program)
     assignment = last_round(run, name)["assignment"]
@@ -72,7 +72,7 @@ def bundle_source(run: Path, *, method: str, engines: Sequence[str], data: Path 
 def _newcomers(run: Path, centers: Sequence[Array]) -> NewcomerData:
     """What the run's own bundle has for devices that never trained, where it is of these centers.
 
-    In a folder with several runs it is that of the last one, whose limits and tree say nothing of other centers.
+    In a folder with several runs it is that of one, whose limits and tree say nothing of other centers.
     """
     from export.bundle.reader import read_bundle
 
@@ -183,6 +183,13 @@ def _federation(run: Path) -> str | None:
 
 def calibration(run: Path, *, data: Path | None) -> LabelledSamples | None:
     """None: devices keep their training samples."""
+
+
+def _served_run(run: Path) -> str:
+    """The run whose centers the coordinator itself publishes, or the first of its file that has any."""
+    settings, found = _settings(run), _names(run)
+    asked = [settings.get("bundle-run"), *(each.get("name", each["method"]) for each in settings.get("runs", ()))]
+    return next((name for name in asked if name in found), found[0])
 
 
 def _names(run: Path) -> list[str]:

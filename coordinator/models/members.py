@@ -33,7 +33,7 @@ MODEL_NAMES = (  # of those that registry.py has
 
 
 def check_model_name(name: str) -> None:
-    """Raises UsageError for an unknown name, also in a sum. An import path passes: nothing is imported. So does ""."""
+    """Raises UsageError for an unknown name, also in a sum, and for a module that is nowhere. Nothing is imported."""
     for part in name.split(PLUS) if name else ():
         check_name("models", part, MODEL_NAMES)
 

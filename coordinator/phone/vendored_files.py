@@ -20,6 +20,7 @@ from pathlib import Path
 
 from edge_client.errors import NetworkError, ProtocolError, RuntimeMissing
 from edge_client.transport.blobs import write_atomically
+from edge_client.user_cache import user_cache
 
 REGISTRY = "https://registry.npmjs.org"
 TIMEOUT_S = 60.0
@@ -72,8 +73,7 @@ def default_folder() -> Path:
     given = os.environ.get(FOLDER_VARIABLE)
     if given:
         return Path(given)
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "fedcenters" / "-".join(["web", *(package.version for package in NPM_PACKAGES)])
+    return user_cache() / "-".join(["web", *(package.version for package in NPM_PACKAGES)])
 
 
 def is_complete(folder: Path) -> bool:

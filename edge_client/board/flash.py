@@ -19,6 +19,7 @@ from edge_client.board.remote import BoardInfo, RemoteBoard, check_board
 from edge_client.errors import EXIT_OK, ConfigError, UsageError
 from edge_client.protocol.program import ENGINES
 from edge_client.transport.tls import is_loopback
+from edge_client.user_cache import user_cache
 
 EXAMPLE = (
     "example: fedcenters-edge flash --board raspberry-pi-5 --device-id porch --join keys --rootfs /media/me/rootfs"
@@ -223,4 +224,4 @@ def _line(entry: BoardFile) -> str:
 
 
 def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "fedcenters" / "wheels"
+    return user_cache() / "wheels"

@@ -273,7 +273,10 @@ def _csv(path: Path, table: Mapping[str, Any]) -> Samples:
     if (label is None) == (targets is None):
         raise ValueError(f"{SCHEMA_FILE}: [csv] needs either label or targets")
     with path.open(encoding="utf-8-sig", newline="") as file:  # Excel writes a mark before the first name
-        rows = list(_rows(csv.DictReader(file), [*features, *(targets or [label])]))
+        try:
+            rows = list(_rows(csv.DictReader(file), [*features, *(targets or [label])]))
+        except UnicodeDecodeError:
+            raise ValueError("this text is not UTF-8; save the table as CSV in UTF-8") from None
     width = len(features)
     x = np.array([_numbers(row[:width], features, line) for line, row in rows], dtype=np.float32).reshape(-1, width)
     x = ((x - np.float32(table.get("mean", 0.0))) / np.float32(table.get("scale", 1.0))).astype(np.float32)
@@ -299,7 +302,7 @@ def _numbers(values: Sequence[str], columns: Sequence[str], line: int) -> list[f
             number = math.nan
         if not math.isfinite(number):
             what = f"is {value!r}, not a finite number" if value.strip() else "is empty"
-            raise ValueError(f"line {line}: {column!r} {what}; fill the cell in, or leave the whole line out")
+            raise ValueError(f"line {line}: {column!r} {what}; fill the cell in, or leave out the line or the column")
         numbers.append(number)
     return numbers
 

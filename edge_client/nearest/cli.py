@@ -29,6 +29,7 @@ from edge_client.runtime import enrolment
 from edge_client.runtime.factory import make_dialer
 from edge_client.transport.clock import SystemClock
 from edge_client.transport.folder_lock import lock_state
+from edge_client.user_cache import user_cache
 
 EXAMPLE = (
     "example: fedcenters-edge nearest --federation https://centers.example --signing-key signing.pub --data samples\n"
@@ -116,7 +117,7 @@ def _config(options: argparse.Namespace, keys: TrustedKeys) -> ClientConfig:
     if options.data is None:
         raise UsageError("--federation needs --data", hint="the folder with this device's train.npz")
     name = options.device or re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname())[:64] or "device"
-    state = options.state or Path.home() / ".cache" / "fedcenters" / name
+    state = options.state or user_cache() / name
     hint = "give http(s)://host, or mqtt(s)://host/name; fedcenters-export serve makes a folder of centers an address"
     try:
         parts = urlsplit(options.federation)

@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 EXPIRY_WARNING_DAYS = 30
 EXPIRED, NOT_YET, NAME_MISMATCH, ADDRESS_MISMATCH = 10, 9, 62, 64  # X509_V_ERR_* of OpenSSL
 UNKNOWN_ISSUER = (18, 19, 20, 21)  # self-signed, or no path to a trusted authority
-CLOCK_HINT = "check this machine's clock, then ask for a new certificate"
+CLOCK_HINT = "check this machine's clock, then ask for a new certificate: the operator's `provision --renew`"
 # What a broker says when it turns a client away, as OpenSSL words the alert.
 TLS_ALERTS = (
     ("certificate revoked", "the broker says that our certificate was revoked", "ask the federation's operator"),
     (
         "certificate expired",
         "the broker says that our certificate is expired",
-        f"{CLOCK_HINT}; if it is valid, the broker has an old ca.crt or crl.pem",
+        f"{CLOCK_HINT}; if ours is valid, the broker has an old ca.crt or crl.pem",
     ),
     ("certificate required", "the broker wants a client certificate", "set `certificate` and `key`"),
     ("unknown ca", "the broker does not know the authority of our certificate", "use this federation's certificate"),
@@ -164,7 +164,10 @@ def _explain_verification(wrong: ssl.SSLCertVerificationError, ca: Path | None) 
         hint = "ask the federation's operator for the new ca.crt, or check this machine's clock"
         return f"the authority in {ca} is expired {quoted}", hint
     if wrong.verify_code == EXPIRED:
-        return f"the broker's certificate is expired {quoted}", "renew it, or check this machine's clock"
+        return (
+            f"the broker's certificate is expired {quoted}",
+            "check this machine's clock; the operator's `provision --renew server.broker` makes a new one",
+        )
     if wrong.verify_code == NOT_YET:
         return f"the broker's certificate is not yet valid {quoted}", "check this machine's clock"
     if wrong.verify_code in UNKNOWN_ISSUER:

@@ -175,14 +175,26 @@ def _samples(source: RunCenters, x: Any) -> Array:  # noqa: ANN401
     if source.data.pixels and given.dtype == np.uint8:
         given = to_unit_range(given)
     if given.dtype.kind not in "biuf":
-        raise UsageError(f"samples are {given.dtype}", hint="give numbers")
+        raise UsageError(f"samples are {given.dtype}", hint=f"give an array of numbers {_wanted(program.input)}")
     with np.errstate(over="ignore"):  # what float32 does not hold is infinite, and told below
         samples = np.ascontiguousarray(given, dtype=np.float32)
     if samples.shape[1:] != program.input or not len(samples):
-        raise UsageError(f"samples of shape {samples.shape}", hint=f"give [n, {', '.join(map(str, program.input))}]")
+        hint = f"give {_wanted(program.input)}{_with_channels_first(samples.shape, program.input)}"
+        raise UsageError(f"samples of shape {samples.shape}", hint=hint)
     if not np.isfinite(samples).all():
         raise UsageError("samples that are not finite", hint="replace NaN and infinity")
     return samples
+
+
+def _wanted(shape: Sequence[int]) -> str:
+    return f"[n, {', '.join(map(str, shape))}]"
+
+
+def _with_channels_first(shape: Sequence[int], wanted: Sequence[int]) -> str:
+    """What makes the inputs of pictures as their files hold them; empty for other samples."""
+    if (1, *shape[1:]) == (*wanted,):
+        return ": x[:, None]"
+    return ": x.transpose(0, 3, 1, 2)" if len(shape) == 4 and (shape[3], *shape[1:3]) == (*wanted,) else ""  # noqa: PLR2004
 
 
 def _of_frame(x: Any, columns: Sequence[str]) -> Array:  # noqa: ANN401

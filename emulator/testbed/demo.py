@@ -94,7 +94,7 @@ class _DemoSteps:
 
         s = self.settings
         split = digits_fleet(s.devices, s.new_devices, s.groups, s.seed)
-        stage.write_reference(self.testbed.work, split.reference)
+        stage.write_reference(self.testbed.folder, split.reference)
         samples = sum(len(local.train) for local in split.devices.values())
         self.testbed.progress.say(
             f"{samples} digits for {s.devices} devices; {s.groups} groups write their labels differently"
@@ -107,6 +107,9 @@ class _DemoSteps:
             runs=stage.demo_runs(self.settings.rounds),
             seed=self.settings.seed,
             dashboard="0",  # any free port of this machine's loopback
+            reference=str(
+                self.testbed.folder.resolve() / stage.REFERENCE_FILE
+            ),  # `serve` reads it again, to show the run
         )
 
     def _new_devices(self, split: FleetData, events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -34,7 +34,8 @@ SILENCE_TIMEOUT_S = 300.0  # nothing new from a coordinator for so long: give up
 POLL_S = 0.1
 COORDINATOR_MODULE, DEVICES_MODULE = "emulator.testbed.coordinator_process", "emulator.testbed.threaded_fleet"
 LEAVE_TIMEOUT_S = 15.0  # for the processes of a finished run
-KEY_FILES = frozenset({CURRENT_KEY_FILE, PUBLIC_KEY_FILE})  # made before the coordinator, whose work is not there
+# made before the coordinator, whose work is not there
+FIRST_FILES = frozenset({CURRENT_KEY_FILE, PUBLIC_KEY_FILE, testbed_files.REFERENCE_FILE})
 Events = list[dict[str, Any]]
 T = TypeVar("T")
 
@@ -201,15 +202,15 @@ def run_testbed(
                 progress.close()
                 shutil.rmtree(work, ignore_errors=True)
                 if not _removed_unused(folder) and not finished:
-                    progress.say(f"what was done is kept in {folder}")
+                    progress.say(f"what was done is kept in {folder}; to look: fedcenters-coordinator status {folder}")
 
 
 def _removed_unused(folder: Path) -> bool:
     """Remove the folder of a run in which nothing happened; whether it was one."""
     try:
-        if {path.name for path in folder.iterdir()} <= KEY_FILES:
-            for key in KEY_FILES:
-                (folder / key).unlink(missing_ok=True)
+        if {path.name for path in folder.iterdir()} <= FIRST_FILES:
+            for name in FIRST_FILES:
+                (folder / name).unlink(missing_ok=True)
         folder.rmdir()
     except OSError:
         return False

@@ -24,6 +24,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge_client.engines.runtime_versions import runtime_version
+from edge_client.errors import ConfigError
+from edge_client.user_cache import user_cache
 
 if TYPE_CHECKING:
     from torch import Tensor, fx
@@ -41,12 +43,15 @@ CONVERTERS: Mapping[str, Sequence[str]] = {
 
 
 def cache_folder() -> Path | None:
-    """Where containers are cached; None when the cache is off."""
+    """Where containers are cached; None when the cache is off, and for a user without a home."""
     named = os.environ.get(VARIABLE, "")
     if named == OFF:
         return None
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedcenters"
-    return (Path(named) if named else root) / "containers"
+    try:
+        return (Path(named) if named else user_cache()) / "containers"
+    except ConfigError as wrong:
+        _tell_once("", wrong.message)
+        return None
 
 
 def cached_file(key: str | None, make: Callable[[], bytes]) -> bytes:
@@ -159,17 +164,28 @@ def _read(entry: Path) -> bytes | None:
 
 
 def _write(entry: Path, file: bytes) -> None:
+    beside = entry.with_name(f"{entry.name}.{os.getpid()}")  # a half-written file never has an entry's name
     try:
         entry.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        beside = entry.with_name(f"{entry.name}.{os.getpid()}")  # a half-written file never has an entry's name
         beside.write_bytes(hashlib.sha256(file).digest() + file)
         beside.replace(entry)
-        sizes = {other: other.stat().st_size for other in cache_entries(entry.parent)}
-        over = sum(sizes.values()) - BUDGET_BYTES
-        for other, size in sizes.items():
-            if over <= 0 or other == entry:
-                break
-            other.unlink(missing_ok=True)
-            over -= size
+        _make_room(entry)
     except OSError as wrong:
-        log.info("the container is not cached: %s", wrong)
+        with suppress(OSError):  # half of a file would keep a full disk full
+            beside.unlink(missing_ok=True)
+        _tell_once(f" in {entry.parent}", wrong.strerror or str(wrong))
+
+
+def _make_room(newest: Path) -> None:
+    sizes = {entry: entry.stat().st_size for entry in cache_entries(newest.parent)}
+    over = sum(sizes.values()) - BUDGET_BYTES
+    for entry, size in sizes.items():
+        if over <= 0 or entry == newest:
+            break
+        entry.unlink(missing_ok=True)
+        over -= size
+
+
+@cache
+def _tell_once(where: str, why: str) -> None:
+    log.info("what is compiled is not kept%s (%s): %s may name another folder", where, why, VARIABLE)

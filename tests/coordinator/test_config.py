@@ -92,6 +92,7 @@ def test_what_is_written_down_is_read_back_as_the_same_configuration(tmp_path: P
         ({"folder": ""}, "folder is empty"),
         ({"formats": ["tflight"]}, "formats is 'tflight'"),
         ({"formats": "onnx"}, "formats must be a list"),
+        ({"runs": {"method": "fesem", "num-rounds": 1}}, "write [[runs]] for each run"),
         ({"class_names": "walking"}, "class-names must be a list"),
         ({"class_names": [1]}, "class-names holds what is no text"),
         ({"below_quorum": "retry"}, "use some of: stop, continue"),

@@ -11,6 +11,7 @@ import sys
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -306,6 +307,17 @@ def test_samples_for_the_bundle_that_cannot_be_read_are_told_before_the_first_ro
     path = written(tmp_path, "home", "embedded", formats=["onnx"], reference="reference.npz")
     with pytest.raises(ConfigError, match=r"reference\.npz lacks the array 'x'"):
         run_service([path], broker="", dashboard="", insecure=True, tell=lambda _: None)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("digits-mpl", "did you mean 'digits-mlp'"), ("nowhere_here:factory", "there is no module 'nowhere_here'")],
+)
+def test_a_model_that_is_nowhere_is_told_before_a_device_is_waited_for(tmp_path: Path, name: str, told: str) -> None:
+    compiled = read_config(written(tmp_path, "home", "embedded", model={"name": name}))
+    open_store(compiled).close()  # a compiled program needs no model
+    with pytest.raises(UsageError, match=told):
+        open_store(replace(compiled, folder=tmp_path / "new"))
 
 
 def test_two_federations_of_one_process_need_a_name_and_a_folder_each(tmp_path: Path) -> None:

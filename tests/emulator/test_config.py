@@ -100,7 +100,10 @@ def test_what_cannot_be_meant_is_refused_with_a_hint(
     assert said in f"{wrong.value} {wrong.value.hint}"
 
 
-@pytest.mark.parametrize(("text", "said"), [(None, "cannot read"), ("a = ", "is no TOML file")])
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [(None, "cannot read"), ("a = ", "is no TOML file"), ('federation = "home"', "is a coordinator's file")],
+)
 def test_a_file_that_cannot_be_read_says_what_to_write(tmp_path: Path, text: str | None, said: str) -> None:
     if text is not None:
         (tmp_path / "run.toml").write_text(text)

@@ -84,14 +84,22 @@ def channels_first(pixels: Array) -> Array:
     return pixels[None] if pixels.ndim == 2 else np.moveaxis(pixels, -1, 0)  # noqa: PLR2004 - a grey image
 
 
-def find_column(what: str, asked: Column, names: Sequence[str], usual: Sequence[str]) -> str:
-    """The column that was asked for, or the one with a usual name. Raises UsageError."""
+def find_column(
+    what: str, asked: Column, names: Sequence[str], usual: Sequence[str], others: Sequence[str] = ()
+) -> str:
+    """The column that was asked for, or the one with a usual name, or all that is left beside `others` of known use.
+
+    Raises UsageError.
+    """
     check_column(what, asked)
     if asked is None:
         axes = {"x", "y", "z"} <= {*names}
         found = [name for name in usual if name in names and not (axes and name == "y")]
         if what == "y" and len(found) > 1:
             raise UsageError(f"{' and '.join(map(repr, found[:2]))} may both be y", hint="name it: y=...")
+        left = [name for name in names if name not in others]
+        if not found and len(others) > 1 and len(left) == 1:
+            return left[0]
         if not found:
             raise UsageError(f"no column of {list(names)} is surely {what}", hint=f"name it: {what}=...")
         return found[0]

@@ -16,6 +16,8 @@ from edge_client.protocol.task import Array
 from emulator.api.data.columns import LABEL_COLUMNS, Column, Columns, as_array, find_column, is_missing
 from emulator.api.data.unread import MAKE_NUMBERS, no_samples
 
+ARRAYS = "arrays"  # a kind of column
+
 
 def names_of(frame: Any) -> list[str]:
     """The names of a data frame's columns; none where they are its numbers, or not all different."""
@@ -38,7 +40,9 @@ def read_frame(data: Any, x: Any, y: Column, by: Column) -> Columns:
     listed = [find_column("x", name, names, ()) for name in ([x] if isinstance(x, str) else x)]
     if not listed:
         told = "".join(f", {name} ({kind})" for name, kind in left_out.items())
-        raise UsageError(f"no column of numbers is left for x{told}", hint=MAKE_NUMBERS)
+        arrays = next((name for name, kind in left_out.items() if kind == ARRAYS), None)
+        hint = MAKE_NUMBERS if arrays is None else f"name the one of arrays: x={arrays!r}"
+        raise UsageError(f"no column of numbers is left for x{told}", hint=hint)
     return Columns(
         x=frame_inputs(data, listed),
         y=as_array(data[label]),
@@ -66,6 +70,8 @@ def _kind(column: Any) -> str:
         return "categories"
     if any(isinstance(value, str) for value in column):
         return "text"
+    if column.dtype == object and any(np.ndim(value) for value in column):
+        return ARRAYS
     if column.dtype == object and all(isinstance(value, Number) or is_missing(value) for value in column):
         return "numbers as objects"
     return str(column.dtype)

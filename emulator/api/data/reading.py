@@ -133,7 +133,7 @@ def _hugging_face(data: Any, x: Any, y: Column, by: Column) -> Columns:
     label = find_column("y", y, names, LABEL_COLUMNS)
     mine = None if by is None else find_column("by", by, names, ())
     if x is None or isinstance(x, str):
-        column = find_column("x", x, names, INPUT_COLUMNS)
+        column = find_column("x", x, names, INPUT_COLUMNS, [label, *([] if mine is None else [mine])])
         inputs, listed = data.select_columns([column]).with_format("numpy"), [column]
     else:
         listed = [find_column("x", name, names, ()) for name in x]
@@ -216,8 +216,8 @@ def _keys_of(data: Any, sample: Any, x: Any, y: Column, by: Column) -> list[Any]
     """Under which a sample has x, y and, where it is asked for, its device: names in a mapping, places in a tuple."""
     if isinstance(sample, Mapping):
         names = [str(name) for name in sample]
-        keys = [find_column("x", x, names, INPUT_COLUMNS), find_column("y", y, names, LABEL_COLUMNS)]
-        return keys + ([] if by is None else [find_column("by", by, names, ())])
+        known = [find_column("y", y, names, LABEL_COLUMNS), *([] if by is None else [find_column("by", by, names, ())])]
+        return [find_column("x", x, names, INPUT_COLUMNS, known), *known]
     if isinstance(sample, (tuple, list)) and len(sample) > 1:
         places = [0 if x is None else x, 1 if y is None else y, *([] if by is None else [by])]
         if wrong := [key for key in places if not isinstance(key, int) or not 0 <= key < len(sample)]:

@@ -20,6 +20,7 @@ import numpy as np
 from edge_client.data.readers import reading_arrays
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import Array
+from edge_client.user_cache import user_cache
 
 FOLDER_VARIABLE = "FEDCENTERS_DATA"
 MAX_FILE_BYTES = 1 << 30  # of one file's content, unless its loader says otherwise
@@ -79,8 +80,7 @@ def data_folder(asked: Path | None = None) -> Path:
         return asked
     if told := os.environ.get(FOLDER_VARIABLE):
         return Path(told)
-    cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "fedcenters" / "data"
+    return user_cache() / "data"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sqlite3
 import tracemalloc
 from contextlib import closing
@@ -134,6 +135,19 @@ def test_devices_samples_stayed_with_them(run: Path) -> None:
 def test_a_run_that_is_not_there_is_named_with_those_that_are(run: Path) -> None:
     with pytest.raises(ConfigError, match=r"no centers of ifca[\s\S]*fesem"):
         bundle_source.bundle_source(run, method="ifca", engines=(), data=None)
+
+
+def test_of_several_runs_it_is_the_one_that_the_coordinator_publishes(run: Path) -> None:
+    """FeSEM stands before FedAvg in the file, and behind it in the alphabet."""
+    shutil.copytree(run / "centers" / "fesem", run / "centers" / "fedavg")
+    other = {**bundle_source.last_round(run, "fesem"), "run": "fedavg", "method": "fedavg"}
+    with closing(sqlite3.connect(run / "store" / "coordinator.sqlite")) as db, db:
+        db.execute("insert into events (line) values (?)", (json.dumps(other),))
+    runs = '[[runs]]\nmethod = "fesem"\n[[runs]]\nmethod = "fedavg"\n'
+    for asked, published in (("", "fesem"), ('bundle-run = "fedavg"\n', "fedavg")):
+        (run / "config.toml").write_text(asked + runs)
+        cards = bundle_source.bundle_source(run, method="", engines=(), data=None).cards
+        assert {card["method"] for card in cards} == {published}
 
 
 def test_a_bundle_is_signed_with_the_key_of_the_runs_signing_folder(

@@ -189,6 +189,7 @@ def test_without_pillow_pictures_say_what_to_install(tmp_path: Path) -> None:
         (CSV_SCHEMA, "a,b\n1,2\n", "no column 'kind'"),
         (CSV_SCHEMA, "a,b,kind\n1,2,middle\n", "the class 'middle' is not among"),
         (CSV_SCHEMA, "a,b,kind\n\n1,two,low\n", "line 3: 'b' is 'two', not a finite number; fill the cell in, or"),
+        (CSV_SCHEMA, "a,b,kind\n1,2,\udcff\n", "not UTF-8; save the table as CSV in UTF-8"),
         (CSV_SCHEMA, "a,b,kind\n1,2,low\n1, ,low\n", "line 3: 'b' is empty; fill the cell in, or leave"),
         (CSV_SCHEMA, "a,b,kind\n1,2,low\nNaN,2,low\n", "line 3: 'a' is 'NaN', not a finite number"),
         (CSV_SCHEMA, "a,b,kind\n1\n", "line 2 is too short"),
@@ -206,7 +207,7 @@ def test_a_table_that_is_wrong_is_named_with_a_hint(tmp_path: Path, schema: str,
     (tmp_path / "train").mkdir()
     if schema:
         (tmp_path / "schema.toml").write_text(schema)
-    (tmp_path / "train" / "t.csv").write_text(text)
+    (tmp_path / "train" / "t.csv").write_text(text, encoding="utf-8", errors="surrogateescape")
     with pytest.raises(ConfigError, match=says) as wrong:
         load_folder(tmp_path)
     assert wrong.value.hint

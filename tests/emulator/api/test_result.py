@@ -142,6 +142,8 @@ def test_a_newcomer_finds_the_center_of_its_group_with_labels_and_without(result
     ("wrong", "said"),
     [
         ({"x": np.zeros((2, 64))}, r"give \[n, 1, 8, 8\]"),
+        ({"x": np.zeros((2, 8, 8))}, r"give \[n, 1, 8, 8\]: x\[:, None\]"),
+        ({"x": np.zeros((2, 8, 8, 1))}, r"give \[n, 1, 8, 8\]: x.transpose\(0, 3, 1, 2\)"),
         ({"x": np.full((2, 1, 8, 8), np.nan)}, "replace NaN"),
         ({"x": np.zeros((2, 1, 8, 8)), "device": "device-99"}, "no device 'device-99'"),
         ({"x": np.zeros((2, 1, 8, 8)), "center": 7}, "no center 7"),

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from coordinator.local_broker import Broker
@@ -16,7 +17,7 @@ from edge_client.errors import NetworkError
 from edge_client.protocol.topics import check_federation
 from emulator.console import ConsoleProgress
 from emulator.stop_signals import Interrupted
-from emulator.testbed import testbed
+from emulator.testbed import testbed, testbed_files
 from emulator.testbed.monitor import FileTail
 from emulator.testbed.processes import ChildProcess
 from emulator.testbed.simulate_over_mqtt import federation_name
@@ -128,6 +129,7 @@ def test_an_interrupted_run_says_at_once_that_it_stops_and_where_its_rounds_are(
 
     def play(it: testbed.Testbed) -> None:
         assert it.key
+        testbed_files.write_reference(it.folder, np.zeros((1, 2)))
         if wrote:
             (it.folder / "metrics.jsonl").write_text("{}\n")
         os.kill(os.getpid(), signal.SIGINT)
@@ -136,7 +138,7 @@ def test_an_interrupted_run_says_at_once_that_it_stops_and_where_its_rounds_are(
         run_testbed(tmp_path / "run", "embedded", ConsoleProgress(stream=said), play, federation="test")
     assert "interrupted: stopping what was started" in said.getvalue()
     assert (f"what was done is kept in {tmp_path / 'run'}" in said.getvalue()) == wrote
-    kept = ["metrics.jsonl", "signing.key", "signing.pub"] if wrote else []
+    kept = ["metrics.jsonl", "reference.npz", "signing.key", "signing.pub"] if wrote else []
     assert sorted(path.name for path in tmp_path.glob("run/*")) == kept
     assert (tmp_path / "run").exists() == wrote
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from export.compiler import container_cache, containers
 from export.compiler.container_cache import cache_entries
 from export.compiler.program import CompilerOutput, compile_program
+from tests.support.size_limit import files_of_at_most
 
 
 @pytest.fixture(autouse=True)
@@ -169,6 +171,26 @@ def test_off_reads_and_writes_nothing(folder: Path, monkeypatch: pytest.MonkeyPa
 def test_a_folder_that_cannot_be_written_to_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file where the folder would be")
     assert compile_small().files
+
+
+def test_a_full_disk_keeps_no_half_of_a_container_and_is_told_once(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger=container_cache.__name__)
+    with files_of_at_most(100):
+        for key in ("a" * 64, "b" * 64):
+            assert container_cache.cached_file(key, lambda: bytes(1000)) == bytes(1000)
+    assert cache_entries(folder) == []
+    assert [record.getMessage() for record in caplog.records] == [
+        f"what is compiled is not kept in {folder} (File too large): FEDCENTERS_CACHE may name another folder"
+    ]
+
+
+def test_a_user_without_a_home_compiles_without_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("FEDCENTERS_CACHE", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)  # a number without an account, as in a container
+    assert container_cache.cached_file("a" * 64, lambda: b"12345") == b"12345"
 
 
 def test_the_command_shows_and_clears_the_cache(folder: Path) -> None:

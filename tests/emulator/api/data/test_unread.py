@@ -120,6 +120,11 @@ WRONG: dict[str, tuple[Any, str, str]] = {
         "no column of numbers is left for x, f0 (numbers as objects)",
         "pd.to_numeric makes numbers of text that holds some, pd.get_dummies of names and categories",
     ),
+    "arrays": (
+        lambda: fc.fleet(pd.DataFrame({"vector": list(X), "label": Y, "who": "anna"}), by="who"),
+        "no column of numbers is left for x, vector (arrays)",
+        "name the one of arrays: x='vector'",
+    ),
     "several targets": (
         lambda: fc.fleet(frame(), by="who", y=["f0", "f1"]),  # type: ignore[arg-type]
         "y is a list",

@@ -328,6 +328,13 @@ def test_the_order_of_a_dict_of_devices_does_not_matter() -> None:
     assert one.name(7) == other.name(7)
 
 
+def test_samples_are_the_one_value_beside_label_and_device_or_are_named() -> None:
+    rows = [{"vector": x, "label": y, "who": who} for x, y, who in zip(X, Y, WHO, strict=True)]
+    np.testing.assert_array_equal(fc.fleet(rows, by="who")["anna"].train.x, fc.fleet((X, Y), by=WHO)["anna"].train.x)
+    with pytest.raises(UsageError, match=r"no column of \['vector', 'label', 'who', 'more'\] is surely x"):
+        fc.fleet([row | {"more": 0.0} for row in rows], by="who")
+
+
 def test_a_loader_of_a_subset_gives_the_subset() -> None:
     made = fc.fleet(DataLoader(Subset(TensorDataset(torch.from_numpy(X), torch.from_numpy(Y)), range(20))), devices=2)
     assert sum(len(local.train) + len(held(local)) for local in made.values()) == 20

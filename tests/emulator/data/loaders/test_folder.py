@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import io
 import pickle
+import pwd
 import zipfile
 from pathlib import Path
 
@@ -27,6 +28,10 @@ def test_the_folder_is_the_one_asked_for_else_the_variables_else_in_the_users_ca
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path / "me"))
     assert data_folder() == tmp_path / "me" / ".cache" / "fedcenters" / "data"
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)  # a number without an account, as in a container
+    with pytest.raises(ConfigError, match="no home folder"):
+        data_folder()
 
 
 def test_a_missing_file_is_named_with_its_folder_and_where_to_get_it(tmp_path: Path) -> None:
