@@ -21,6 +21,7 @@ from edge_client.errors import ConfigError, NetworkError, RuntimeMissing
 HOST_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@:\[\]%-]{0,254}")  # never an option of ssh
 SSH_TIMEOUT_S = 900
 SEPARATOR = "--fedcenters--"
+BEGIN = "fedcenters begins"  # what comes before is of the login shell's own files, as a greeting in .bashrc
 TOKEN_PATH = f"{IDENTITY_FOLDER}/token".lstrip("/")
 
 _INSPECT_SCRIPT = """set -u
@@ -147,7 +148,7 @@ class RemoteBoard:
 
     def _pipe(self, command: str, data: bytes) -> bytes:
         try:
-            asked = ["ssh", "-C", "-o", "BatchMode=yes", self.host, command]
+            asked = ["ssh", "-C", "-o", "BatchMode=yes", self.host, f"echo {BEGIN}; {command}"]
             done = run_fed(asked, data, capture_output=True, check=False, timeout=SSH_TIMEOUT_S)
         except FileNotFoundError as missing:
             raise RuntimeMissing("ssh is not installed", hint="apt install openssh-client") from missing
@@ -157,7 +158,10 @@ class RemoteBoard:
             said = done.stderr.decode("utf-8", "replace").strip().splitlines() or [f"exit code {done.returncode}"]
             hint = f"`ssh {self.host}` must work without a password, and so must sudo there"
             raise NetworkError(f"{self.host}: {said[-1]}", hint=hint)
-        return done.stdout
+        _, begun, told = done.stdout.partition(f"{BEGIN}\n".encode())
+        if not begun:
+            raise NetworkError(f"{self.host} ran no command", hint=f"`ssh {self.host} echo hello` must print hello")
+        return told
 
 
 def check_board(board: BoardInfo, profile: BoardProfile, host: str, *, own_python: bool) -> None:

@@ -2,7 +2,7 @@
 
 On a board this file is /opt/fedcenters/launch.py, beside `site` (the flashed client and its wheels). Releases lie in
 $STATE_DIRECTORY/releases/VERSION; `record.json` beside them says which is good, which is on trial, how often that one
-was started, and which failed. A release on trial has TRIALS starts to hear its coordinator (then the client calls it
+was started, and which failed. A release on trial has MAX_TRIAL_STARTS to hear its coordinator (then the client calls it
 good); else the one of before is started again. The record is replaced as a whole, so a power cut at any instruction
 leaves one that can be read. A release that is older than what was flashed since is passed over, and so is one that lost
 a file or a byte on a bad card: the client that starts instead fetches it again.
@@ -50,8 +50,9 @@ def choose_release(record: ReleaseRecord, usable: Callable[[str], bool]) -> tupl
     `usable` says whether a release is on the disk and newer than the flashed one.
     """
     good = record.good if record.good and usable(record.good) else ""
-    if record.trial and record.starts < MAX_TRIAL_STARTS and usable(record.trial):
-        return record.trial, record._replace(good=good, starts=record.starts + 1)
+    if record.trial and record.starts < MAX_TRIAL_STARTS:  # a damaged one counts: a card may damage it each time
+        chosen = record.trial if usable(record.trial) else good
+        return chosen, record._replace(good=good, starts=record.starts + 1)
     failed = (*record.failed, record.trial)[-MAX_FAILED_KEPT:] if record.trial else record.failed
     return good, ReleaseRecord(good=good, failed=failed)
 
@@ -94,12 +95,14 @@ def main(arguments: Sequence[str]) -> None:
     releases = Path(os.environ.get("STATE_DIRECTORY", "/var/lib/fedcenters")) / "releases"
     flashed = _version_of(site)
 
+    def newer(name: str) -> bool:
+        return bool(_VERSION.fullmatch(name)) and version_numbers(name) > flashed
+
     def usable(name: str) -> bool:
-        newer = bool(_VERSION.fullmatch(name)) and version_numbers(name) > flashed
-        return newer and _is_whole(releases / name)
+        return newer(name) and _is_whole(releases / name)
 
     before = read_record(releases)
-    chosen, after = choose_release(before, usable)
+    chosen, after = choose_release(before if newer(before.trial) else before._replace(trial=""), usable)
     if after != before:
         try:
             write_record(releases, after)

@@ -87,7 +87,8 @@ class SelfUpdater:
         beside.replace(place)
         launcher.sync_folder(self._folder)
         before = launcher.read_record(self._folder)
-        launcher.write_record(self._folder, ReleaseRecord(good=before.good, trial=version, failed=before.failed))
+        starts = before.starts if before.trial == version else 0  # it was damaged on the card
+        launcher.write_record(self._folder, before._replace(trial=version, starts=starts))
 
     def confirm(self) -> None:
         """Call the running release good, if it was on trial, and remove the others: the coordinator was heard."""

@@ -31,7 +31,8 @@ from emulator.data.fleet_split import FleetData
 from emulator.options import SimulateArgs
 from emulator.reports.console_tables import summary_rows
 from emulator.run.execute import SimulationResult
-from emulator.run.folder import open_run_folder, replaced_files
+from emulator.run.folder import open_run_folder
+from emulator.run.replaced_files import replaced_files
 from emulator.run.run_parts import Marks, run_parts
 from emulator.run.summary import Record, result_summary, told_of_record
 from emulator.run.write import write_run

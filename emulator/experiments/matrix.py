@@ -23,6 +23,7 @@ from emulator.experiments.table import (
     told_figures,
     told_reasons,
 )
+from emulator.reports.display_names import signed
 
 LEAST_SEEDS = 3  # of a row that is judged without all of the judged row's
 Figures = Mapping[str, Mapping[int, float]]  # row -> seed -> figure
@@ -67,7 +68,7 @@ def against_best(found: Figures, judged: str) -> str:
     best = min(differences, key=lambda row: math.inf if math.isnan(differences[row][0]) else differences[row][0])
     mean, half, seeds = differences[best]
     some = "" if seeds == len(ours) else f", {seeds} seeds"
-    return f"{mean:+.2f}{plus_minus(half)} ({best}{some})"
+    return f"{signed(mean)}{plus_minus(half)} ({best}{some})"
 
 
 def _figure(values: Sequence[float]) -> str:

@@ -23,6 +23,7 @@ import numpy as np
 from edge_client.errors import UsageError
 from emulator.experiments.measures import MEASURES, Measure
 from emulator.experiments.plan import ExperimentPlan, PaperFigure, TableCell
+from emulator.reports.display_names import signed
 from emulator.reports.output_files import write_output
 
 Seeds = Sequence[Mapping[str, Any]]  # the finished seeds of a cell
@@ -240,7 +241,7 @@ def _against(plan: ExperimentPlan, results: Results) -> _Column:
         other = min(others, key=lambda one: (one.row.k != cell.row.k, -one.row.k))
         mean, half, n = paired_difference(seed_figures(found, name), seed_figures(results(other), name))
         called = f"{cell.row.against}{'' if other.row.k == cell.row.k else f' (K = {other.row.k})'}"
-        return f"{mean:+.2f}{plus_minus(half)} to {called}, n = {n}" if n else ""
+        return f"{signed(mean)}{plus_minus(half)} to {called}, n = {n}" if n else ""
 
     return _Column(f"{MEASURES[name].title} against another row, paired", says)
 

@@ -282,11 +282,14 @@ def _lead(lines: Sequence[RunSummary]) -> str:
     if not others:
         return f"{line.method} ends at {best:.1%} of the held-out samples."
     second, next_one = others[0]
+    both = f"{line.name} ({line.method}) and {next_one.name} ({next_one.method})"
     if best == second:
-        lead = f"{line.name} ({line.method}) and {next_one.name} ({next_one.method}) end equal, at {best:.1%}"
+        lead = f"{both} end equal, at {best:.1%}"
+    elif (points := f"{100 * (best - second):.1f}") == "0.0":
+        lead = f"{both} end less than 0.1 points apart, at {best:.1%}"
     else:
         lead = f"{line.name} ({line.method}) ends highest, at {best:.1%}"
-        lead += f", {100 * (best - second):.1f} points above {next_one.name} ({next_one.method})"
+        lead += f", {points} points above {next_one.name} ({next_one.method})"
     worst, last = others[-1]
     return f"{lead}." if len(others) == 1 else f"{lead}; lowest {last.name} ({last.method}), at {worst:.1%}."
 

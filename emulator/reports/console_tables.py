@@ -13,6 +13,7 @@ from coordinator.rounds.round_record import is_squared_error
 from coordinator.rounds.update_validation import FAR_UPDATES
 from edge_client.printable import counted
 from emulator.reports import display_names
+from emulator.reports.display_names import signed
 from export.command_line import difference_in_words
 
 NOT_ALL = 0.999  # the largest share with one decimal that is less than all
@@ -157,8 +158,8 @@ def differences_table(result: Mapping[str, Any]) -> None:
         for column in ("row", "less", "difference", "95 % interval", "seeds"):
             table.add_column(column, justify="left" if column in ("row", "less") else "right")
         for row in rows:
-            difference = "-" if row["difference"] is None else f"{row['difference']:+.2f}"
-            between = "none" if row["interval"] is None else "{:+.2f} to {:+.2f}".format(*row["interval"])
+            difference = "-" if row["difference"] is None else signed(row["difference"])
+            between = "none" if row["interval"] is None else " to ".join(map(signed, row["interval"]))
             style = "bold" if row["clear"] else None
             table.add_row(row["first"], row["second"], difference, between, str(row["n"]), style=style)
         console.print(table)

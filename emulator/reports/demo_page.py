@@ -184,7 +184,7 @@ def _last_rounds(run: DemoRun) -> dict[str, Event]:
 def _verdict(result: Mapping[str, Any]) -> str:
     own, common = result["accuracy"]["centers"], result["accuracy"]["global"]
     points = 100 * (own - common)
-    how = f"beat one model for all by {points:.1f} points" if points > 0 else "do not beat one model for all"
+    how = f"beat one model for all by {points:.1f} points" if round(points, 1) > 0 else "do not beat one model for all"
     return f"{result['clusters']} centers {how}: {own:.1%} against {common:.1%}"
 
 

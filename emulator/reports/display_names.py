@@ -1,4 +1,7 @@
-"""The names of methods and engines in reports. The keys are the names in files and commands."""
+"""The names of methods and engines in reports, and how a difference is written.
+
+The keys are the names in files and commands.
+"""
 
 from __future__ import annotations
 
@@ -49,3 +52,8 @@ def engine_label(name: str) -> str:
 def format_label(name: str) -> str:
     """The name of a file format."""
     return FORMAT_NAMES.get(name, name)
+
+
+def signed(value: float, digits: int = 2) -> str:
+    """A difference with its sign; one that rounds to nothing has no minus: +0.00."""
+    return f"{round(value, digits) + 0.0:+.{digits}f}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -11,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.strategies.common.representation import annotate_representations
-from edge_client.durable_files import sync_files, sync_folder
 from edge_client.errors import ConfigError, FedcentersError, UsageError
 from edge_client.toml_files import parse_toml
 from edge_client.transport.blobs import write_atomically
-from emulator.config import GUIDE_FILE, fingerprint, made_with
+from emulator.config import fingerprint, made_with
 from emulator.options import SimulateArgs
 from emulator.reports.repeat import repeat_in_python
 from emulator.run.holding import hold_folder
+from emulator.run.replaced_files import finish_replacing
 from emulator.run.run_parts import RunParts, other_parts
 from emulator.simulation.checkpoint import CHECKPOINT_FOLDER, other_setting, read_checkpoint
 
@@ -56,6 +55,7 @@ def open_run_folder(
             held.enter_context(hold_folder(folder, hint="wait for its end, stop it, or give this one another --name"))
             for line in found:  # not before: a run that another process writes is not replaced
                 say(line)
+            finish_replacing(folder)
             if not resume:
                 write_settings(folder, table)
         except OSError as wrong:
@@ -69,26 +69,6 @@ def open_run_folder(
                 (home / FILE).unlink()
                 home.rmdir()
             raise
-
-
-@contextmanager
-def replaced_files(folder: Path) -> Iterator[Path]:
-    """A place for new files of a run, which replace those in its folder once all of them are on the disk."""
-    new = folder / ".new"
-    shutil.rmtree(new, ignore_errors=True)  # of a process that was killed
-    try:
-        new.mkdir()
-        yield new
-        sync_files(new)
-        (folder / GUIDE_FILE).unlink(missing_ok=True)  # it is of the centers that go
-        for made in sorted(new.iterdir()):
-            there = folder / made.name
-            if there.is_dir():  # aside first: to remove many files takes time, in which the run would have neither
-                there.replace(new / f"{made.name}.old")
-            made.replace(there)
-        sync_folder(folder)
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
 
 
 def write_settings(folder: Path, table: Table) -> None:

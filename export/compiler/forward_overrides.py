@@ -113,6 +113,18 @@ def _pad(x: Tensor, pad: Sequence[int], mode: str = "constant", value: float | N
 PAD = F.pad
 
 
+def _rrelu(  # torch's gradient of it reads what its forward wrote
+    x: Tensor,
+    lower: float = 1 / 8,
+    upper: float = 1 / 3,
+    training: bool = False,  # noqa: FBT001, FBT002 - torch's
+    inplace: bool = False,  # noqa: FBT001, FBT002 - torch's
+) -> Tensor:
+    slope = lower + (upper - lower) * torch.rand_like(x.detach()) if training else (lower + upper) / 2
+    out = torch.where(x > 0, x, x * slope)
+    return x.copy_(out) if inplace else out
+
+
 def _one_hot(x: Tensor, num_classes: int = -1) -> Tensor:
     """Without torch's look at the values."""
     if num_classes < 0:
@@ -198,6 +210,7 @@ FORWARD_OVERRIDES: Mapping[Any, Callable[..., Any]] = {
     **POOL_OVERRIDES,
     F.adaptive_avg_pool2d: _adaptive_avg_pool2d,
     F.pad: _pad,
+    **dict.fromkeys((F.rrelu, torch.rrelu), _rrelu),
     F.local_response_norm: _local_response_norm,
     F.one_hot: _one_hot,
     Tensor.__setitem__: _set_item,

@@ -30,7 +30,7 @@ from export.compiler.program_functions import (
     tensor_places,
     tensors_of,
 )
-from export.compiler.random_ops import COVERED_OPERATORS, TWICE
+from export.compiler.random_ops import COVERED_OPERATORS, TWICE, draws
 from export.data_attribute import DataReplacedError, shares_memory
 from export.diagnostics import first_sentence, raise_for_machine
 from export.dispatch_mode import PlainDispatchMode
@@ -343,7 +343,7 @@ class _Watch(PlainDispatchMode):
         if self._samples is not None:
             self.written += [layer for v in _written(func, args, kwargs or {}) if shares_memory(v, self._samples)]
         out = func(*args, **(kwargs or {}))
-        if name in COVERED_OPERATORS:
+        if name in COVERED_OPERATORS and draws(func, args):
             drawn = out if isinstance(out, Tensor) else out[0]
             self.draws += [(f"layer {layer}", name, drawn.numel())] * (2 if name in TWICE else 1)
             self.seeded += [(f"layer {layer}", name)] if (kwargs or {}).get("generator") is not None else []

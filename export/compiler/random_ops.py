@@ -38,6 +38,11 @@ def _dropout(draw: Draw, x: Tensor, p: float, _train: object) -> tuple[Tensor, T
     return x * kept.to(x.dtype) * (1 / (1 - p)), kept
 
 
+def _rrelu(draw: Draw, x: Tensor, slopes: Tensor, low: float = 1 / 8, high: float = 1 / 3, *_: object) -> Tensor:
+    """A slope below zero for each value; `slopes` keeps them for torch's gradient."""
+    return x * slopes.copy_(torch.where(x > 0, torch.ones_like(x), _uniform(draw, x, low, high)))
+
+
 def _bernoulli(draw: Draw, x: Tensor, p: float = 0.5) -> Tensor:
     return _keep_mask(draw(x.shape), 1 - p).to(x.dtype)
 
@@ -85,6 +90,7 @@ def _whole(draw: Draw, low: int, high: int, shape: Sequence[int]) -> Tensor:
 # The rule's result replaces the operator's; operators that write into an argument are in IN_PLACE_RULES.
 RANDOM_RULES: Mapping[Any, Callable[..., Any]] = {
     aten.native_dropout.default: _dropout,
+    aten.rrelu_with_noise.default: _rrelu,
     aten.bernoulli.default: _bernoulli_each,
     aten.bernoulli.p: _bernoulli,
     aten.rand.default: lambda draw, size: draw(size),
@@ -106,6 +112,7 @@ WHOLE_RULES: Mapping[Any, Callable[..., Tensor]] = {  # their result becomes of 
     aten.randint_like.low_dtype: lambda draw, x, low, high: _whole(draw, low, high, x.shape),
 }
 IN_PLACE_RULES: Mapping[Any, Callable[..., Tensor]] = {
+    aten.rrelu_with_noise_.default: _rrelu,
     aten.bernoulli_.float: _bernoulli,
     aten.uniform_.default: _uniform,
     aten.normal_.default: _normal_like,
@@ -114,6 +121,14 @@ IN_PLACE_RULES: Mapping[Any, Callable[..., Tensor]] = {
 COVERED_OPERATORS = frozenset(
     str(o.overloadpacket).removeprefix("torch.ops.") for o in (*RANDOM_RULES, *WHOLE_RULES, *IN_PLACE_RULES)
 )
+
+
+RANDOM_SLOPES = frozenset({aten.rrelu_with_noise.default, aten.rrelu_with_noise_.default})
+
+
+def draws(operator: Any, args: Sequence[Any]) -> bool:  # noqa: ANN401 - torch's
+    """Whether this call of a random operator draws: random slopes have a switch for training."""
+    return operator not in RANDOM_SLOPES or tuple(args[4:5]) == (True,)
 
 
 TWICE = frozenset(f"aten.{name}" for name in ("randn", "randn_like", "normal", "normal_", "normal_functional"))
@@ -140,6 +155,8 @@ class NoiseReader(PlainDispatchMode):
         return u.reshape(list(shape))
 
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401 - torch's
+        if not draws(func, args):
+            return func(*args, **(kwargs or {}))
         if func in RANDOM_RULES:
             return RANDOM_RULES[func](self.take, *args)
         if func in WHOLE_RULES:

@@ -4,7 +4,8 @@
     center-K/VERSION/model.onnx
 
 The next bundle that is written into the same repository becomes the next version of each model; the same one again
-changes nothing. Triton serves the newest version, and loads it by itself in poll mode (--model-control-mode=poll).
+changes nothing. All models have the same version: what a writer left out that was killed is written by the next one.
+Triton serves the newest version, and loads it by itself in poll mode (--model-control-mode=poll).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +37,16 @@ def write_repository(bundle: Path, out: Path, trusted: Sequence[bytes] = ()) -> 
         )
     folders = {center["center"]: out / f"center-{center['center']}" for center in centers}
     with only_writer(out):
-        before = {k: _newest_version(folder) for k, folder in folders.items()}
-        if all(_holds(folders[c["center"]], before[c["center"]], c["files"][MODEL_FORMAT]) for c in centers):
-            log.warning("%s has this bundle as its newest version; nothing is written", out)
-            written = [f"{folder.name}/{before[k]}" for k, folder in folders.items()]
+        newest = {k: _newest_version(folder) for k, folder in folders.items()}
+        version = max(newest.values(), default=0)
+        lacking = [c for c in centers if not _holds(folders[c["center"]], version, c["files"][MODEL_FORMAT])]
+        if any(newest[c["center"]] == version for c in lacking):  # it is of another bundle
+            version, lacking = version + 1, centers
+        if lacking:
+            _write_version(read, lacking, folders, version)
         else:
-            written = [
-                _write_version(read, center, folders[center["center"]], before[center["center"]] + 1)
-                for center in centers
-            ]
+            log.warning("%s has this bundle as its newest version; nothing is written", out)
+    written = [f"{folder.name}/{version}" for folder in folders.values()]
     known = {name.partition("/")[0] for name in written}
     if left := sorted(p.parent.name for p in out.glob("center-*/config.pbtxt") if p.parent.name not in known):
         told = "%s has %s of an older bundle, and Triton goes on serving that: this bundle has %d centers. Remove it"
@@ -51,13 +54,19 @@ def write_repository(bundle: Path, out: Path, trusted: Sequence[bytes] = ()) -> 
     return written
 
 
-def _write_version(read: Bundle, center: Mapping[str, Any], folder: Path, version: int) -> str:
-    """One center's file as a version of its model; -> "center-K/version"."""
-    with partial_folder(folder, "version") as part:
-        (part / "model.onnx").write_bytes(read.read(center["files"][MODEL_FORMAT]))
-        replace_file(folder / "config.pbtxt", model_config(folder.name, read.program).encode())
-        part.rename(folder / str(version))  # atomic: a version is never incomplete
-    return f"{folder.name}/{version}"
+def _write_version(
+    read: Bundle, centers: Sequence[Mapping[str, Any]], folders: Mapping[int, Path], version: int
+) -> None:
+    """The centers' files as a version of their models: all of them are written before the first has its name."""
+    with ExitStack() as parts:
+        ready = dict[Path, Path]()
+        for center in centers:
+            folder = folders[center["center"]]
+            ready[folder] = parts.enter_context(partial_folder(folder, "version"))
+            (ready[folder] / "model.onnx").write_bytes(read.read(center["files"][MODEL_FORMAT]))
+        for folder, part in ready.items():
+            replace_file(folder / "config.pbtxt", model_config(folder.name, read.program).encode())
+            part.rename(folder / str(version))  # atomic: a version is never incomplete
 
 
 def _newest_version(folder: Path) -> int:

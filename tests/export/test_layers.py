@@ -90,7 +90,7 @@ class SideBySide(nn.Module):
 ACTIVATIONS = (
     *("ReLU", "ReLU6", "LeakyReLU", "PReLU", "ELU", "CELU", "SELU", "GELU", "SiLU", "Mish", "Sigmoid", "Tanh", "GLU"),
     *("Hardswish", "Hardsigmoid", "Hardtanh", "Hardshrink", "Softshrink", "Softplus", "Softsign", "Tanhshrink"),
-    "LogSigmoid",
+    *("LogSigmoid", "RReLU"),
 )
 COMPILES: Mapping[tuple[str, str], Makers] = {
     ("vector", "plain"): {
@@ -155,7 +155,6 @@ COMPILES: Mapping[tuple[str, str], Makers] = {
     },
 }
 REFUSED: Mapping[tuple[str, str], Makers] = {
-    ("image", "another draw"): {"RReLU": nn.RReLU},
     ("image", "unequal windows"): {"AdaptiveMaxPool2d": lambda: nn.AdaptiveMaxPool2d(4)},
 }
 QUICK = {"plain"}

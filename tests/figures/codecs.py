@@ -21,6 +21,7 @@ from coordinator.strategies.registry import make_method
 from edge_client.protocol.task import Flat, Schema
 from emulator.experiments.table import mean_and_deviation, paired_difference
 from emulator.options import SimulateArgs
+from emulator.reports.display_names import signed
 from emulator.run.execute import SimulationResult, run_simulation
 from emulator.run.load import make_fleet, open_devices
 from emulator.run.settings import RunSettings
@@ -91,7 +92,8 @@ def table(found: Mapping[str, list[Played]], seconds: float) -> str:
     for way, results in found.items():
         mine, size = _accuracies(results), _bytes(results)
         mean, deviation = mean_and_deviation(list(mine.values()))
-        apart = "" if way == "f32" else "{:+.2f} ± {:.2f}".format(*paired_difference(mine, plain))
+        better, half, _ = paired_difference(mine, plain)
+        apart = "" if way == "f32" else f"{signed(better)} ± {half:.2f}"
         rows.append(
             f"| {way} | {mean:.2f} ± {deviation:.2f} | {apart} "
             f"| {np.mean([ari for _, ari in results if ari is not None]):.2f} | {size / 1e6:.2f} | {whole / size:.1f} |"

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.skipif(shutil.which("sha256sum") is None, reason="sha25
 SSH = """#!/bin/sh
 while test "$1" != board; do shift; done
 shift
+echo "Welcome to aarch64! --fedcenters--"  # as a login shell's own file may
 exec sh -c "$*"
 """
 TOOL = """#!/bin/sh
@@ -123,6 +124,12 @@ def test_a_board_that_does_not_answer_is_a_matter_of_the_network(
     (desk.folder / "tools" / "ssh").write_text("#!/bin/sh\necho 'connection refused' >&2\nexit 255\n")
     assert desk.flash("--ssh", "board") == NetworkError.exit_code
     assert "connection refused" in capsys.readouterr().err
+
+
+def test_a_login_that_runs_no_command_is_told(desk: FlashSetup, capsys: pytest.CaptureFixture[str]) -> None:
+    (desk.folder / "tools" / "ssh").write_text("#!/bin/sh\ncat > /dev/null\necho this account is for sftp\n")
+    assert desk.flash("--ssh", "board") == NetworkError.exit_code
+    assert "board ran no command" in capsys.readouterr().err
 
 
 def test_another_device_is_not_put_over_one_that_is_there(desk: FlashSetup, capsys: pytest.CaptureFixture[str]) -> None:

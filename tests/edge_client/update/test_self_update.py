@@ -84,6 +84,27 @@ def test_a_release_that_reports_in_stays_and_one_that_does_not_gives_way(home: P
     assert after.wanted("0.4.0")
 
 
+def test_a_release_on_trial_that_loses_a_byte_on_the_card_is_fetched_again_and_not_for_ever(home: Path) -> None:
+    """It was noted as failed at the first start, as one that does not work."""
+    updates = SelfUpdater(releases := home / "state" / "releases", running=OLD)
+
+    def install(version: str, *, damaged: bool) -> None:
+        assert updates.wanted(version)
+        updates.install(pack_release(site(version), version), version)
+        if damaged:
+            (releases / version / "edge_client" / "cli.py").write_bytes(b"")
+
+    for _ in range(launcher.MAX_TRIAL_STARTS):
+        install("0.3.0", damaged=True)
+        assert start(home) == OLD
+    assert start(home) == OLD
+    assert not updates.wanted("0.3.0")
+    install(NEW, damaged=True)
+    assert start(home) == OLD
+    install(NEW, damaged=False)
+    assert start(home) == NEW
+
+
 def test_a_board_that_was_flashed_with_something_newer_passes_the_older_release_over(home: Path) -> None:
     SelfUpdater(home / "state" / "releases", running=OLD).install(pack_release(site(NEW), NEW), NEW)
     assert start(home) == NEW

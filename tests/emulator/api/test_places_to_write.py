@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 import stat
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -13,9 +16,12 @@ from typer.testing import CliRunner
 
 import fedcenters as fc
 from edge_client.errors import UsageError
+from edge_client.protocol.nearest.router_file import write_router
 from export.cli import app as export_app
+from tests.support.router_guides import GUIDE
 from tests.support.size_limit import files_of_at_most
 
+ROOT = Path(__file__).parents[3]
 MOST_BYTES = 8_192  # of a file; a center's have 20,000
 
 
@@ -55,6 +61,58 @@ def test_a_run_is_saved_over_one_of_which_a_folder_lies_on_another_disk(result: 
     assert contents_of(result.save(place)) == before
     assert not (place / "centers").is_symlink()
     assert list(there.iterdir())
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from shutil import copytree
+from emulator.run.replaced_files import replaced_files
+run, root, left = Path(sys.argv[1]), Path(sys.argv[2]), 0
+
+def mortal(function):
+    def step(*arguments, **more):
+        global left
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*arguments, **more)
+    return step
+
+os.unlink, os.rmdir, os.mkdir = map(mortal, (os.unlink, os.rmdir, os.mkdir))
+Path.rename, Path.replace, Path.rmdir = map(mortal, (Path.rename, Path.replace, Path.rmdir))
+for number, place in enumerate(sorted(root.iterdir()), 1):
+    child = os.fork()
+    if child == 0:  # one save over a run, killed before the step of this number
+        left = number
+        with replaced_files(place) as new:
+            copytree(run, new, dirs_exist_ok=True)
+        os._exit(0)
+    if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0:
+        print(number)
+        break
+"""
+
+
+def test_a_save_that_is_killed_at_any_step_leaves_one_of_the_two_runs_whole(result: fc.Result, tmp_path: Path) -> None:
+    """Between two of its seven renames it left a run without its checkpoint. A guide is of the first run alone."""
+    new, old = dataclasses.replace(result, seconds=99.0).save(tmp_path / "new"), result.save(tmp_path / "old")
+    (old / "newcomers").mkdir()
+    (old / "newcomers" / "guide.json").write_bytes(write_router(GUIDE))
+    before, after = contents_of(old), contents_of(new)
+    places = [tmp_path / "runs" / f"{number:02}" for number in range(1, 60)]
+    for place in places:
+        shutil.copytree(old, place)
+    command = [sys.executable, "-c", KILLED, str(new), str(tmp_path / "runs")]
+    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    killed = places[: int(done.stdout)]
+    found = [fc.load(place).seconds for place in killed]
+    for place, seconds in zip(killed, found, strict=True):
+        there = {name: data for name, data in contents_of(place).items() if not name.startswith((".new", ".replaced"))}
+        assert there == (after if seconds == 99.0 else before)
+        assert contents_of(result.save(place)).keys() == after.keys()
+    assert (found[0], found[-1]) == (result.seconds, 99.0)
+    assert found == sorted(found)
 
 
 def test_a_run_that_is_protected_from_writes_is_saved_as_one_that_is_not(result: fc.Result, tmp_path: Path) -> None:

@@ -105,13 +105,19 @@ def test_rows_are_compared_over_their_common_seeds_with_students_interval() -> N
     assert paired_difference({0: 3.0}, other) == (2.0, None, 1)
 
 
-def test_a_row_shows_its_difference_to_the_row_that_it_is_read_against() -> None:
+@pytest.mark.parametrize(
+    ("values", "shown"),
+    [((84.5, 86.5), "-0.50 ± 6.35"), ((85.499, 86.499), "+0.00 ± 0.00")],
+    ids=["less", "hardly less"],
+)
+def test_a_row_shows_its_difference_to_the_row_that_it_is_read_against(values: Sequence[float], shown: str) -> None:
+    """One that rounds to nothing had a minus."""
     plan = parse_plan("t", TOML.replace('method = "fedsgd"', 'method = "fedsgd"\nagainst = "FedAvg"'))
-    other = [{"seed": s, "values": {"accuracy": [84.5 + 2 * s]}, "note": ""} for s in range(2)]
+    other = [{"seed": s, "values": {"accuracy": [value]}, "note": ""} for s, value in enumerate(values)]
     head, _, first, second = rows_of(render_table(plan, lambda cell: other if cell.row.against else FOUND, command=""))
     assert head[-2] == "accuracy % against another row, paired"
     assert first[-2] == ""
-    assert second[-2] == "-0.50 ± 6.35 to FedAvg, n = 2"
+    assert second[-2] == f"{shown} to FedAvg, n = 2"
 
 
 def test_a_table_that_lacks_figures_of_the_file_leaves_it_and_names_a_row(tmp_path: Path) -> None:

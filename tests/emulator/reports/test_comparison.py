@@ -196,6 +196,10 @@ def test_runs_with_one_accuracy_are_equal(two: list[Path], tmp_path: Path) -> No
     page = comparison.comparison_page([first, replace(first, name="again")])
     assert "ends highest" not in page
     assert "end equal, at" in page
+    last = dict(first.rounds[-1])
+    last["accuracy"] = {**last["accuracy"], "micro": last["accuracy"]["micro"] - 0.0004}
+    page = comparison.comparison_page([first, replace(first, name="again", rounds=[*first.rounds[:-1], last])])
+    assert "end less than 0.1 points apart, at" in page  # and not 0.0 points above
 
 
 def test_runs_in_folders_of_one_name_are_named_by_their_paths(two: list[Path], tmp_path: Path) -> None:

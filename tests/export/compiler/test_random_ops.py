@@ -91,6 +91,7 @@ def test_a_number_drops_its_value_when_it_is_below_the_probability() -> None:
         (nn.Dropout(1.0), 0),
         (nn.Dropout(0.5), 4 * 6 * 6),
         (nn.Dropout2d(0.5), 4),
+        (nn.RReLU(), 4 * 6 * 6),
         (nn.Identity(), 0),
     ],
 )
@@ -138,6 +139,30 @@ def test_dropout_in_place_changes_what_is_read_afterwards() -> None:
     given = example_inputs(source, "step", 5)
     found = [value.detach().numpy() for value in graph(*given)]
     assert max(output_differences(found, torch_outputs(source, "step", given))) < 1e-12
+
+
+class RandomSlopes(nn.Linear):
+    """Slopes that are drawn, in place too, beside fixed ones in the same pass."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, f = super().forward(x), nn.functional
+        fixed = f.rrelu(h, 0.2, 0.4) + torch.rrelu(h, 0.1, 0.3)
+        return f.rrelu(h, 0.2, 0.4, self.training) * f.rrelu(h + 1, 0.1, 0.3, self.training, inplace=True) + fixed
+
+
+def test_random_slopes_below_zero_are_the_next_uniform_numbers_in_torch_and_in_the_graph() -> None:
+    source = make_source(RandomSlopes(5, 3), input=(5,), loss="squared-error", dtype="float64")
+    assert source.noise == 2 * 3
+    given = example_inputs(source, "step", 5)
+    graph = trace_function(ForwardPasses(source), "step", batch=EXAMPLE_BATCH, dynamic=True)
+    found = [value.detach().numpy() for value in graph(*given)]
+    assert max(output_differences(found, torch_outputs(source, "step", given))) < 1e-12
+    x, u = torch.tensor([[-1.0, 0.0, 2.0]]).requires_grad_(), torch.tensor([[0.25, 0.5, 0.75]])
+    with NoiseReader(u):
+        out = nn.functional.rrelu(x, 0.2, 0.6, training=True)
+    out.sum().backward()
+    torch.testing.assert_close(out, torch.tensor([[-0.3, 0.0, 2.0]]))
+    torch.testing.assert_close(x.grad, torch.tensor([[0.3, 0.4, 1.0]]))
 
 
 class Pairs(nn.Linear):
@@ -307,7 +332,6 @@ class Drawing(nn.Linear):
 OTHER_DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
     "randperm": lambda x: x[:, torch.randperm(5)],
     "multinomial": lambda x: x[:, torch.multinomial(torch.ones(5), 5)],
-    "rrelu_with_noise": lambda x: nn.functional.rrelu(x, training=True),
     "poisson": lambda x: x + torch.poisson(torch.ones_like(x)),
     "binomial": lambda x: x * torch.binomial(torch.ones_like(x), torch.full_like(x, 0.5)),
     "random_": lambda x: x + torch.empty_like(x).random_(2),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,22 @@ def test_a_bundle_of_which_a_part_is_missing_is_written_again(tmp_path: Path) ->
     write_repository(tmp_path / "b", tmp_path / "models")
     (tmp_path / "models" / "center-1" / "1" / "model.onnx").unlink()
     assert write_repository(tmp_path / "b", tmp_path / "models") == ["center-0/2", "center-1/2"]
+
+
+@pytest.mark.parametrize(("mark", "version"), [("two", 2), ("three", 3)])
+def test_after_a_writer_that_was_killed_between_two_centers_all_have_one_version(
+    tmp_path: Path, mark: str, version: int
+) -> None:
+    """Its centers were a version ahead of the others for ever."""
+    for done in ("one", "two"):
+        write_bundle(tmp_path / "b", done)
+        write_repository(tmp_path / "b", tmp_path / "models")
+    shutil.rmtree(tmp_path / "models" / "center-1" / "2")
+    write_bundle(tmp_path / "b", mark)
+    assert write_repository(tmp_path / "b", tmp_path / "models") == [f"center-{k}/{version}" for k in (0, 1)]
+    for k in (0, 1):
+        model = tmp_path / "models" / f"center-{k}" / f"{version}" / "model.onnx"
+        assert model.read_bytes().startswith(f"{mark} {k}".encode())
 
 
 def test_what_a_killed_writer_has_left_is_removed(tmp_path: Path) -> None:
