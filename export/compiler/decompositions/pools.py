@@ -297,7 +297,7 @@ def _three(value: Any) -> Sequence[int]:  # noqa: ANN401 - one number or three
 def adaptive_avg_pool3d(x: Tensor, output_size: Any) -> Tensor:  # noqa: ANN401 - one number or three, of which each may be None
     """The mean over height and width, then over depth."""
     depth, *image = _adaptive_sizes(x, output_size)
-    flat = F.adaptive_avg_pool2d(x.flatten(0, -4), image)
+    flat = F.adaptive_avg_pool2d(x.flatten(0, -4), tuple(image))
     deep = F.adaptive_avg_pool2d(flat.flatten(2).unsqueeze(1), (depth, math.prod(image)))
     return deep.reshape([*x.shape[:-3], depth, *image])
 

@@ -64,7 +64,7 @@ class _Functions:
         cells = tuple(CellType() for _ in function.__closure__ or ())
         new = FunctionType(function.__code__, function.__globals__, function.__name__, None, cells or None)
         self._seen[id(function)] = new
-        before = [_content(cell) for cell in function.__closure__ or ()]
+        before = [cell_contents(cell) for cell in function.__closure__ or ()]
         after = [(self._held(content[0]),) if content else () for content in before]
         defaults = tuple(map(self._held, function.__defaults__ or ())) or None
         named = {k: self._held(v) for k, v in (function.__kwdefaults__ or {}).items()} or None
@@ -82,7 +82,7 @@ class _Functions:
         return new
 
 
-def _content(cell: CellType) -> tuple[Any, ...]:
+def cell_contents(cell: CellType) -> tuple[Any, ...]:
     """Of one cell; nothing where its variable has no value yet."""
     try:
         return (cell.cell_contents,)

@@ -20,7 +20,7 @@ class Centered(nn.Linear):
         h, old = super().forward(x), self.mean
         if self.training:
             self.mean: Tensor = 0.9 * self.mean + 0.1 * h.detach().mean(0)
-        return h - self.mean + 0.1 * old  # type: ignore[no-any-return]
+        return h - self.mean + 0.1 * old
 
 
 class NamedAsGraphs(nn.Module):

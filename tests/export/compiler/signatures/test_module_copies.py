@@ -62,12 +62,12 @@ def in_a_hook(net: Held) -> None:
 
 
 def in_place_of_a_layers_forward(net: Held) -> None:
-    net.body.forward = lambda x: F.linear(x, net.body.weight * 2)  # type: ignore[method-assign]
+    net.body.forward = lambda x: F.linear(x, net.body.weight * 2)  # type: ignore[assignment, method-assign]
 
 
 def in_a_layer_that_is_not_registered(net: Held) -> None:
     beside = nn.Identity()
-    beside.forward = lambda h: h * net.scale  # type: ignore[method-assign]
+    beside.forward = lambda h: h * net.scale  # type: ignore[assignment, method-assign]
     net.functions.append(beside)
 
 
