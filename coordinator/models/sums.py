@@ -8,21 +8,20 @@ begin with a last layer of zeros, so that the sum begins as its first member.
 
 from __future__ import annotations
 
-import copy
-
 import torch
 from torch import Tensor, nn
 
 from coordinator.models.members import TRAINED
 from edge_client.errors import ConfigError
 from export.compiler.program import last_layer
+from export.compiler.signatures.module_copies import copied
 
 
 def with_members(module: nn.Module, members: int) -> nn.Module:
     """The sum of `members` modules like this one; a sum, and a module that is to be alone, stays what it is."""
     if members == 1 or isinstance(module, Sum):
         return module
-    return Sum([copy.deepcopy(module) for _ in range(members)])
+    return Sum([copied(module) for _ in range(members)])
 
 
 class Sum(nn.Module):

@@ -8,7 +8,6 @@ are the user's own, which no folder has.
 
 from __future__ import annotations
 
-import copy
 import json
 import logging
 from collections.abc import Callable, Mapping
@@ -33,6 +32,7 @@ from export.compiler.adapters.frozen import travels
 from export.compiler.forward_pass import tracing_context
 from export.compiler.losses.sample_losses import loss_name
 from export.compiler.program import schema_of
+from export.compiler.signatures.module_copies import copied
 from export.containers.write_pt2 import read_pt2
 from export.diagnostics import quiet_warnings
 from export.silence import suppress_output
@@ -75,7 +75,7 @@ def _keep_model(folder: Path, model: Model, schema: Schema) -> None:
     (folder / FACTS_FILE).write_text(json.dumps(facts, indent=1), encoding="utf-8")
     try:
         with tracing_context():  # so that the graph can be compiled for any batch size, as the module can
-            graph = export_center(copy.deepcopy(model.module).cpu().float(), model.input, "pt2")
+            graph = export_center(copied(model.module).cpu().float(), model.input, "pt2")
     except ProgramRefused as wrong:
         log.warning("fc.load will need model=... for this run: %s", wrong.message)
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import zlib
 from collections.abc import Callable
@@ -26,6 +25,7 @@ from export.compiler.losses.choose_loss import layout_of
 from export.compiler.losses.sample_losses import LossFunction
 from export.compiler.program import load_vector, make_source, schema_of, vector_of
 from export.compiler.program_functions import TraceSource, vocabulary_size
+from export.compiler.signatures.module_copies import copied
 from export.compiler.signatures.packed_inputs import pack_module
 from export.own_thread import own_random
 
@@ -212,7 +212,7 @@ def make_module(make: object, seed: int) -> nn.Module:
 
 def module_of(module: nn.Module, schema: Schema, center: Flat) -> nn.Module:
     """A copy of the module with the center's values [schema.size], in evaluation mode."""
-    mine = copy.deepcopy(module).cpu().eval()
+    mine = copied(module).cpu().eval()
     load_vector(mine, schema, center)
     return mine
 

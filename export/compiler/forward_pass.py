@@ -25,10 +25,17 @@ from edge_client.errors import ProgramRefused
 from export.compiler.decompositions.supported_ops import UnsupportedOperator
 from export.compiler.forward_overrides import ForwardOverrides
 from export.compiler.graph_passes.inplace_writes import without_writes
+from export.compiler.graph_passes.one_level_down import OneLevelDown, OneLevelUp, has_taken_name
 from export.compiler.graph_passes.vmap_levels import no_gradients, transforms_left, with_own_levels
 from export.compiler.operator_watch import refuse_operator, refuse_untraceable
 from export.compiler.own_functions.own_gradients import calls_as_operators, with_own_gradients
-from export.compiler.program_functions import TraceSource, example_inputs, private_copy, with_complex_attributes
+from export.compiler.program_functions import (
+    TraceSource,
+    changed_places,
+    example_inputs,
+    private_copy,
+    with_complex_attributes,
+)
 from export.data_attribute import DetachedData
 from export.diagnostics import quiet_warnings
 from export.float64_mode import as_in, without_autocast
@@ -74,6 +81,8 @@ def _export(source: TraceSource, *, training: bool, batch: int, dynamic: bool) -
     module = source.module
     if any(value.is_complex() for value in source.constants.values()):
         module = with_complex_attributes(private_copy(module, source.dtype), source.dtype)
+    lower = has_taken_name(module) or (training and bool(source.buffers) and bool(changed_places(source)[0]))
+    module = OneLevelDown(module) if lower else module
     sizes: Any = {0: Dim("batch", min=1, max=MAX_BATCH)}
     if next(iter(signature(module.forward).parameters.values())).kind is Parameter.VAR_POSITIONAL:
         sizes = (sizes,)  # as torch.compile makes them
@@ -93,7 +102,8 @@ def _export(source: TraceSource, *, training: bool, batch: int, dynamic: bool) -
                 strict=False,
                 prefer_deferred_runtime_asserts_over_guards=True,
             )
-            return with_own_gradients(without_writes(with_own_levels(exported.module(check_guards=False))))
+            made = with_own_gradients(without_writes(with_own_levels(exported.module(check_guards=False))))
+            return OneLevelUp(made) if lower else made
     except UnsupportedOperator as refused:
         refuse_operator(source, refused.operator, refused.reason, refused)
     except Exception as wrong:  # noqa: BLE001 - torch raises many kinds for what it cannot trace
@@ -144,11 +154,17 @@ def tracing_context() -> Iterator[None]:
             stack.enter_context(torch.backends.opt_einsum.flags(enabled=False))
         stack.enter_context(patch.object(torch.distributions.Distribution, "_validate_args", False))  # noqa: FBT003 - its value
         stack.enter_context(without_autocast())
+        stack.enter_context(replaced_here(nn.modules.transformer, "_detect_is_causal_mask", _told_causal))
         before = sys.exc_info()[1]  # the caller may be in an `except` of its own
         stack.enter_context(replaced_here(fx.Graph, "python_code", partial(_text_unless_failed, before)))
         stack.enter_context(DetachedData(traced=True))
         stack.enter_context(ForwardOverrides())
         yield
+
+
+def _told_causal(_mask: object, is_causal: bool | None = None, _size: object = None) -> bool:  # noqa: FBT001 - torch's
+    """Only what the user says: torch's encoder and decoder look at the mask's values, for a kernel of their own."""
+    return is_causal is True
 
 
 def _text_unless_failed(

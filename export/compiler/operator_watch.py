@@ -64,7 +64,7 @@ INSTEAD = {
 }
 OVERWRITTEN = "modified by an inplace operation"  # how torch tells it
 NAMED = 3  # of many tensors
-ONE_SIZE = "Constraints violated"  # how torch.export begins
+ONE_SIZE = ("Constraints violated", "Specializations unexpectedly required")  # how torch.export begins
 FAKE_CONSTANT = "fake tensor in the exported program constant's list"  # how torch.export tells of `.data`
 CONSTRAINT_HINT = (
     "write into no parameter, also not by `.data`: take what a constraint gives in its place, as "
@@ -217,7 +217,8 @@ def one_size_only(source: TraceSource) -> Untraceable:
     """The error of a model that torch traces for one batch size."""
     return Untraceable(
         f"model {source.name!r} is not the same for every batch size",
-        hint="write x.shape[0], not len(x), which is a plain number",
+        hint="write x.shape[0], not len(x), which is a plain number; branch on no batch size and halve none; "
+        "torch.kron, torch.gradient and torch.linalg.multi_dot ask for it themselves",
     )
 
 

@@ -15,7 +15,6 @@ the file.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -31,6 +30,7 @@ from export.compiler.adapters.frozen import Frozen
 from export.compiler.losses.sample_losses import POSITION_LOSSES, LossFunction, own_losses, per_sample_loss
 from export.compiler.random_ops import NoiseReader
 from export.compiler.sgd_step import SgdStep
+from export.compiler.signatures.module_copies import copied
 from export.compiler.signatures.packed_inputs import example_rows
 from export.data_attribute import DetachedData, same_memory
 from export.own_thread import own_random
@@ -116,7 +116,7 @@ def private_copy(module: nn.Module, dtype: str) -> nn.Module:
         v for layer in module.modules() for v in vars(layer).values() if isinstance(v, Tensor) and not v.is_leaf
     ]
     # as `weight` of nn.utils.weight_norm, which each pass computes anew and torch does not copy
-    mine = copy.deepcopy(module, {id(v): v.detach().clone() for v in computed}).cpu()
+    mine = copied(module, {id(v): v.detach().clone() for v in computed}).cpu()
     mine = mine.double() if dtype == "float64" else mine.float()
     first: dict[int, str] = {}
     for name, buffer in module.named_buffers(remove_duplicate=False):

@@ -7,14 +7,13 @@ own order.
 
 from __future__ import annotations
 
-import copy
-
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from edge_client.protocol.task import Array, Flat, Schema, TensorSpec
 from export.compiler.program_functions import with_complex_attributes
+from export.compiler.signatures.module_copies import copied
 
 
 def as_tensor(array: Array) -> Tensor:
@@ -30,7 +29,7 @@ class FlatModel:
     """
 
     def __init__(self, module: nn.Module, schema: Schema, *, channels_last: bool) -> None:
-        self.module, self.schema = with_complex_attributes(copy.deepcopy(module)), schema
+        self.module, self.schema = with_complex_attributes(copied(module)), schema
         self._members: dict[str, Tensor] = dict([*self.module.named_parameters(), *self.module.named_buffers()])
         turned = _convolutions(self.module) if channels_last else set()
         self._turned = [t for t in schema.tensors if id(self._members[t.name]) in turned]

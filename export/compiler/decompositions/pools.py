@@ -217,10 +217,10 @@ def _axes(
 
 
 def _adaptive_kernel(x: Tensor, size: Sequence[int]) -> list[int]:
-    have = list(x.shape[-2:])
+    have = list(x.shape[-len(size) :])
     if any(h % s for h, s in zip(have, size, strict=True)):
         raise UnsupportedOperator(
-            "adaptive_max_pool2d",
+            f"adaptive_max_pool{len(size)}d",
             f"{have} does not divide into {list(size)} equal windows; choose sizes that do, or AdaptiveAvgPool",
         )
     return [h // s for h, s in zip(have, size, strict=True)]
@@ -294,6 +294,25 @@ def _three(value: Any) -> Sequence[int]:  # noqa: ANN401 - one number or three
     return (value,) * 3 if isinstance(value, int) else tuple(value) * (3 if len(value) == 1 else 1)
 
 
+def adaptive_avg_pool3d(x: Tensor, output_size: Any) -> Tensor:  # noqa: ANN401 - one number or three, of which each may be None
+    """The mean over height and width, then over depth."""
+    depth, *image = _adaptive_sizes(x, output_size)
+    flat = F.adaptive_avg_pool2d(x.flatten(0, -4), tuple(image))
+    deep = F.adaptive_avg_pool2d(flat.flatten(2).unsqueeze(1), (depth, math.prod(image)))
+    return deep.reshape([*x.shape[:-3], depth, *image])
+
+
+def adaptive_max_pool3d(x: Tensor, output_size: Any, return_indices: bool = False) -> Tensor:  # noqa: ANN401 - torch's
+    """Equal windows."""
+    kernel = _adaptive_kernel(x, _adaptive_sizes(x, output_size))
+    return POOL_OVERRIDES[F.max_pool3d](x, kernel, return_indices=return_indices)  # type: ignore[no-any-return]
+
+
+def _adaptive_sizes(x: Tensor, sizes: Any) -> list[int]:  # noqa: ANN401 - as above
+    """The sizes of three axes, of which None stays as it is."""
+    return [have if size is None else size for size, have in zip(_three(sizes), x.shape[-3:], strict=True)]
+
+
 def lp_pool3d(x: Tensor, norm_type: float, kernel_size: Any, stride: Any = None, ceil_mode: bool = False) -> Tensor:  # noqa: ANN401 - one number or three
     """Torch's formula on our pools: the root of the sum of a window's powers; the largest or least size at infinity."""
     if abs(norm_type) == INFINITY:
@@ -309,6 +328,8 @@ POOL_OVERRIDES: Mapping[Any, Callable[..., Any]] = {
     F.max_pool3d: _pool3d(F.max_pool2d),
     F.avg_pool3d: _pool3d(F.avg_pool2d),
     F.lp_pool3d: lp_pool3d,
+    F.adaptive_avg_pool3d: adaptive_avg_pool3d,
+    F.adaptive_max_pool3d: adaptive_max_pool3d,
 }
 POOL_DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = {
     aten.max_pool2d_with_indices.default: max_pool2d,

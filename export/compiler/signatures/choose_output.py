@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from edge_client.errors import ProgramRefused
+from export.compiler.signatures.module_copies import copied
 
 
 def choose_output(module: nn.Module, output: str | int) -> nn.Module:
@@ -17,7 +17,7 @@ def choose_output(module: nn.Module, output: str | int) -> nn.Module:
 
     A call of the copy raises ProgramRefused where there is no such output.
     """
-    mine = copy.deepcopy(module)
+    mine = copied(module)
     mine.register_forward_hook(ChosenOutput(type(module).__name__, output))
     return mine
 

@@ -7,20 +7,23 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_leaves
 
 from edge_client.errors import ProgramRefused
 from edge_client.printable import first_of
+from export.compiler.signatures.module_copies import cell_contents
 from export.own_thread import own_random, replaced_here
 
 PASSES = 4  # a number that still moves after the second one counts the passes; a cache is filled by then
 NAMED = 3  # of many layers
 MODAL = (_BatchNorm, nn.modules.dropout._DropoutNd)  # noqa: SLF001 - what training mode changes
+PLACES = ("_parameters", "_buffers", "_modules")
 HOOK_HINT = "change the gradient in forward: a torch.autograd.Function with a backward of its own compiles"
 Numbers = Mapping[str, float]
 
@@ -115,6 +118,28 @@ def hooks_on_gradients(module: nn.Module, x: Tensor) -> str:
     layers = [place for place, layer in module.named_modules() if layer._backward_hooks or layer._backward_pre_hooks]  # noqa: SLF001 - no public name
     told = [f"layer {first_of(layers, NAMED)}"] if layers else []
     return " and ".join(told + (["a tensor in forward (register_hook)"] if calls else []))
+
+
+def kept_twice(module: nn.Module) -> str:
+    """An attribute that holds a tensor of the module beside its own place, as `self.ws = [self.a, self.b]`; or "".
+
+    Where a pass gets other tensors, it does not find them there. torch's recurrent layers keep such a list, and are
+    replaced as a whole.
+    """
+    own = {id(value) for value in (*module.parameters(), *module.buffers())}
+    for place, layer in module.named_modules():
+        for name, value in vars(layer).items():
+            plain = name not in PLACES and not isinstance(layer, nn.RNNBase)
+            if plain and any(id(held) in own for held in _values(value)):
+                return f"{place}.{name}" if place else name
+    return ""
+
+
+def _values(value: object) -> list[object]:
+    """What an attribute holds, of containers each value, of functions what they name."""
+    held = tree_leaves(value)
+    cells = [cell for leaf in held if isinstance(leaf, FunctionType) for cell in leaf.__closure__ or ()]
+    return [*held, *(content for cell in cells for content in cell_contents(cell))]
 
 
 def warn_of_evaluation_mode(name: str, module: nn.Module, trained: nn.Module) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from edge_client.errors import ProgramRefused, UsageError
 from edge_client.protocol.samples.input_parts import InputPart, Parts, describe_arrays, row_size
 from edge_client.protocol.task import Array
+from export.compiler.signatures.module_copies import copied
 from export.own_thread import own_random
 
 Example = Tensor | Array | Sequence[Any] | Mapping[str, Any]  # a batch, a sample's shape, or several batches
@@ -50,7 +50,7 @@ def pack_module(module: nn.Module, parts: Parts) -> nn.Module:
             f"forward of {type(module).__name__} has no parameter {strange[0]!r}",
             hint=f"name each array as a parameter of forward: {', '.join(known)}",
         )
-    mine, kind = copy.deepcopy(module), type(module)
+    mine, kind = copied(module), type(module)
     mine.__class__ = type(kind.__name__, (PackedInputs, kind), {"parts": parts, "__module__": kind.__module__})
     return mine
 
@@ -131,7 +131,7 @@ def _by_columns(parts: Parts, arrays: Mapping[str, Array]) -> Parts:
 
 def _runs_beyond(module: nn.Module, parts: Parts) -> bool:
     """Whether drawn samples hold numbers beyond a table of the module."""
-    mine, draw = copy.deepcopy(module).eval(), torch.Generator().manual_seed(0)
+    mine, draw = copied(module).eval(), torch.Generator().manual_seed(0)
     try:
         with own_random(), torch.no_grad():
             mine(example_rows(parts, DRAWN, draw, torch.get_default_dtype()))

@@ -57,3 +57,24 @@ def test_a_mask_of_booleans_may_be_a_plain_attribute() -> None:
     graph = trace_function(ForwardPasses(source), "step", batch=4, dynamic=True, closed=True)
     found = [t.detach().numpy() for t in graph(*given)]
     assert max(output_differences(found, torch_outputs(source, "step", given))) < EXACT
+
+
+class Translator(nn.Module):
+    """Torch's own encoder and decoder; each asks of its mask, by the values, whether it is a causal one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Transformer(4, 2, 1, 1, 6, dropout=0.0, batch_first=True), nn.Linear(12, 3)
+        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.body(x, x.flip(1), src_mask=self.mask, tgt_mask=self.mask.clone())  # type: ignore[operator]
+        return self.head(out.flatten(1))  # type: ignore[no-any-return]
+
+
+def test_a_causal_mask_needs_no_word_that_it_is_one() -> None:
+    source = make_source(Translator(), input=(3, 4), loss="squared-error", dtype="float64")
+    given = example_inputs(source, "step", 5)
+    graph = trace_function(ForwardPasses(source), "step", batch=4, dynamic=True, closed=True)
+    found = [t.detach().numpy() for t in graph(*given)]
+    assert max(output_differences(found, torch_outputs(source, "step", given))) < EXACT

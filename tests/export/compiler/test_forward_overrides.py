@@ -90,6 +90,8 @@ RULES: dict[str, Callable[[Tensor], Tensor]] = {
         )  # type: ignore[misc]
         for norm in (3, 1.5, float("inf"), -float("inf"))
     },
+    "means of parts of a volume": lambda x: F.adaptive_avg_pool3d(x, (None, 3, 2)),
+    "largest values of parts of a volume": lambda x: F.adaptive_max_pool3d(x, (1, 7, 1)),
     "a mean over three axes": lambda x: F.avg_pool3d(x.unsqueeze(1), kernel_size=2, stride=(1, 2, 2)),
     "a product by numpy's names": lambda x: x[:, :2].prod(axis=1, keepdims=True) + torch.cumprod(x / 4, axis=3),  # type: ignore[call-arg, call-overload]
     "the farthest axis of several": lambda x: torch.cdist(

@@ -18,12 +18,13 @@ from coordinator.models.registry import Model
 from edge_client.data.dataset import Dataset
 from edge_client.protocol.task import Fit
 from edge_client.training.fit_probe import fit_result, make_job
+from emulator.api.models import module_of
 from emulator.engines.cpu import fused_sgd, inference, steps
 from emulator.engines.cpu.cpu_engine import cpu_recipe, prefers_channels_last
 from emulator.engines.cpu.flat import FlatModel
 from emulator.engines.cpu.recording import aten, record_operators
 from emulator.engines.cpu.samples import SampleCache
-from export.compiler.program import load_vector, make_source, vector_of
+from export.compiler.program import load_vector, make_source, schema_of, vector_of
 from export.compiler.program_functions import TraceSource, call_module, example_inputs, function_ports
 from tests.support import programs, reference_sgd
 from tests.support.architectures import ENTRIES
@@ -158,6 +159,26 @@ def test_a_frozen_parameter_and_a_shared_one_have_their_place() -> None:
     assert flat.module.tokens.weight is flat.module.out.weight
     flat.load(np.arange(float(made.schema.size)))
     assert float(flat.module.out.weight.detach()[0, 1]) == 1.0
+
+
+class Gated(nn.Linear):
+    """Its weights come from a function in an attribute."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 1, bias=False)
+        self.gate = lambda: self.weight * 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.gate())
+
+
+def test_a_function_that_a_module_keeps_reads_the_vector_that_was_loaded() -> None:
+    net, vector = Gated(), np.arange(3.0, dtype=np.float32)
+    schema = schema_of(net)
+    flat = FlatModel(net, schema, channels_last=False)
+    flat.load(vector)
+    for module in (flat.module, module_of(net, schema, vector)):
+        np.testing.assert_array_equal(module(torch.eye(3)).detach()[:, 0], 2 * vector)
 
 
 @pytest.mark.parametrize("turned", [False, True])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -127,3 +129,24 @@ def test_an_order_that_torch_leaves_open_is_named() -> None:
         compile_program(LargestInAnyOrder(6, 6), (6,), loss="squared-error", engines=("pt2",))
     assert "aten.topk in layer" in str(refused.value.hint)
     assert "leave sorted=True" in str(refused.value.hint)
+
+
+class ListedWeights(nn.Module):
+    """Reads a parameter from a plain list, or from a function that names it."""
+
+    def __init__(self, *, listed: bool) -> None:
+        super().__init__()
+        weight = self.body = nn.Parameter(torch.randn(4, 4))
+        self.head = nn.Linear(4, 3)
+        self.kept: Any = [weight] if listed else lambda: weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = self.kept[0] if isinstance(self.kept, list) else self.kept()
+        return self.head(x @ kept)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_parameters_that_are_read_from_a_list_or_a_function_are_told_by_its_name(*, listed: bool) -> None:
+    with pytest.raises(ProgramRefused) as refused:
+        compile_program(ListedWeights(listed=listed), (4,), engines=("pt2",))
+    assert "kept holds a parameter or buffer beside its own place" in str(refused.value.hint)

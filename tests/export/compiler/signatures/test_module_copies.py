@@ -1,0 +1,123 @@
+"""A copy of a module answers with its own weights, whatever functions the module keeps that name it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 - torch's custom
+
+from edge_client.protocol.samples.input_parts import InputPart
+from export.compiler.program_functions import private_copy
+from export.compiler.signatures.choose_output import choose_output
+from export.compiler.signatures.module_copies import copied
+from export.compiler.signatures.packed_inputs import pack_module
+
+X = torch.linspace(-1, 1, 15).reshape(3, 5)
+
+
+class Held(nn.Module):
+    """A layer, a scale, and functions in attributes; `kept` is what a hook saw of the last pass."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.body, self.scale, self.head = nn.Linear(5, 4), nn.Parameter(torch.rand(4) + 1), nn.Linear(4, 3)
+        self.kept = dict[str, Tensor]()
+        self.functions = list[Callable[..., Tensor]]()
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.body(x)
+        for function in self.functions:
+            h = function(h)
+        return self.head(h)  # type: ignore[no-any-return]
+
+
+def in_a_lambda(net: Held) -> None:
+    net.functions.append(lambda h: torch.tanh(h) * net.scale)
+
+
+def in_a_function_of_a_function(net: Held) -> None:
+    def scaled(h: Tensor, depth: int = 2) -> Tensor:
+        return scaled(h * net.scale, depth - 1) if depth else h
+
+    net.functions.append(torch.no_grad()(scaled))
+
+
+def in_a_default(net: Held) -> None:
+    net.functions.append(lambda h, scale=net.scale: h * scale)
+
+
+def in_a_partial(net: Held) -> None:
+    net.functions.append(partial(lambda layer, h: h * net.scale + layer.bias, net.body))
+
+
+def in_a_hook(net: Held) -> None:
+    net.body.register_forward_hook(lambda _layer, _given, out: net.kept.update(body=out.detach()))
+    net.functions.append(lambda h: h + net.kept["body"].mean())
+    net(X[:1])
+
+
+def in_place_of_a_layers_forward(net: Held) -> None:
+    net.body.forward = lambda x: F.linear(x, net.body.weight * 2)  # type: ignore[assignment, method-assign]
+
+
+def in_a_layer_that_is_not_registered(net: Held) -> None:
+    beside = nn.Identity()
+    beside.forward = lambda h: h * net.scale  # type: ignore[assignment, method-assign]
+    net.functions.append(beside)
+
+
+KINDS = (
+    *(in_a_lambda, in_a_function_of_a_function, in_a_default, in_a_partial, in_a_hook),
+    *(in_place_of_a_layers_forward, in_a_layer_that_is_not_registered),
+)
+
+
+def answers(module: nn.Module) -> Tensor:
+    with torch.no_grad():
+        return module(X)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_copy_with_other_weights_answers_as_the_module_that_has_them(kind: Callable[[Held], None]) -> None:
+    one, other = Held(1), Held(2)
+    for net in (one, other):
+        kind(net)
+    before, mine = answers(one), copied(one)
+    assert torch.equal(answers(mine), before)
+    mine.load_state_dict(other.state_dict())
+    assert torch.equal(answers(mine), answers(other))
+    assert torch.equal(answers(one), before)
+
+
+@pytest.mark.parametrize(
+    "copy",
+    [
+        lambda net: private_copy(net, "float32"),
+        lambda net: choose_output(net, 0),
+        lambda net: pack_module(net, (InputPart(name="x", shape=(5,)),)),
+    ],
+    ids=["of the compiler", "with one output", "of packed inputs"],
+)
+def test_each_copy_has_functions_of_its_own(copy: Callable[[nn.Module], nn.Module]) -> None:
+    one, other = Held(1), Held(2)
+    for net in (one, other):
+        in_a_lambda(net)
+    mine = copy(one)
+    mine.load_state_dict(other.state_dict())
+    assert torch.equal(answers(mine), answers(copy(other)))
+
+
+def test_functions_that_name_no_part_of_the_module_stay_what_they_are() -> None:
+    net, seen = Held(0), list[Tensor]()
+
+    def noted(h: Tensor) -> Tensor:
+        seen.append(h)
+        return h
+
+    net.functions += [noted, torch.relu]
+    assert copied(net).functions == [noted, torch.relu]
