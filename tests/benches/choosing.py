@@ -29,7 +29,7 @@ from emulator.engines.cpu.cpu_engine import cpu_recipe
 from tests.benches.turns import interleaved, timed
 
 
-class Counting:
+class CountingLearner:
     """A learner that counts the samples that it evaluates."""
 
     def __init__(self, learner: Learner) -> None:
@@ -68,7 +68,7 @@ def row(rounds: int, learner: Learner, centers: Sequence[Flat], local: Sequence[
     probes = {"all": whole, "least": replace(whole, least=True)}
     counted, chosen = {}, {}
     for name, probe in probes.items():
-        counting = Counting(learner)
+        counting = CountingLearner(learner)
         losses = [np.asarray(run_probe(counting, probe, data).losses) for data in local]
         counted[name], chosen[name] = counting.samples, [int(row.argmin()) for row in losses]
     took = interleaved({name: timed(partial(_each, learner, probe, local)) for name, probe in probes.items()}, repeats)
