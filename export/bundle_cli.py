@@ -66,7 +66,7 @@ def bundle(  # noqa: PLR0913 - one parameter per option
         ),
     ],
     method: Annotated[
-        str, typer.Option(help="whose centers; default: the run's only or first method", rich_help_panel=CENTERS)
+        str, typer.Option(help="whose centers; default: those that are published", rich_help_panel=CENTERS)
     ] = "",
     formats: Annotated[str, typer.Option(help="some of onnx,tflite,pt2", rich_help_panel=FILES)] = "onnx,tflite",
     quantize: Annotated[

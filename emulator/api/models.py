@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial, reduce
+from inspect import signature
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -203,6 +204,14 @@ def make_module(make: object, seed: int) -> nn.Module:
         return make
     if not callable(make):
         raise UsageError(f"model is {type(make).__name__}", hint="give a torch module, or a function that makes one")
+    try:
+        signature(make).bind()
+    except TypeError as wrong:
+        called = getattr(make, "__name__", type(make).__name__)
+        hint = f"write its arguments: model=lambda: {called}(...)"
+        raise UsageError(f"model {called} is made without arguments: {wrong}", hint=hint) from None
+    except ValueError:  # of one that tells no signature
+        pass
     with own_random(seed):
         made = make()
     if not isinstance(made, nn.Module):

@@ -36,6 +36,7 @@ LAP = 0.6  # points by which squares overlap, so that no seam shows between them
 DARK_THRESHOLD = 0.6  # a cosine above that has a dark cell
 MAX_LABELLED_ROWS = 40  # more devices than that leave no room for words
 MAX_BARS = 256  # classes of a device in a bar; of more several are one
+MAX_NAMES_INSIDE, MAX_LEGEND_ROWS = 6, 15  # of a map: more names would cover its dots; more rows are two columns
 MAX_SHAPES = 5_000  # of a picture; more cells are one image
 STYLE: Any = {  # matplotlib types every single key
     "font.family": "sans-serif",
@@ -130,7 +131,7 @@ def draw_fleet(
 ) -> None:
     """Devices where their first update lies (two principal components), coloured by the center they ended with.
 
-    Dots that would cover each other are moved apart.
+    Dots that would cover each other are moved apart. From the ninth center on colours come again, with a dark edge.
     """
     ends = {d: k for d, k in assignment.items() if d in points}
     named = sorted(ends)
@@ -138,18 +139,17 @@ def draw_fleet(
     moved = move_apart(np.array([points[d] for d in named]).reshape(-1, 2), nearest)
     places = dict(zip(named, moved, strict=True))
     size = 70 * (nearest / NEAREST_DOTS) ** 2
-    for k, group in sorted({(k, groups.get(d, 0)) for d, k in ends.items()}):
+    for k, group in (shown := sorted({(k, groups.get(d, 0)) for d, k in ends.items()})):
         here = np.array([places[d] for d, c in sorted(ends.items()) if (c, groups.get(d, 0)) == (k, group)])
-        look: dict[str, Any] = {
-            "color": center_colour(k),
-            "marker": MARKERS[group % len(MARKERS)],
-            "label": f"group {group} → center {k}" if groups else f"center {k}",
-        }
-        axes.scatter(here[:, 0], here[:, 1], s=size, edgecolor="white", lw=0.8, **look)
+        look: dict[str, Any] = {"color": center_colour(k), "marker": MARKERS[group % len(MARKERS)]}
+        look["edgecolor"] = ("white", "black")[k // len(COLOURS) % 2]
+        look["label"] = f"group {group} → center {k}" if groups else f"center {k}"
+        axes.scatter(here[:, 0], here[:, 1], s=size, lw=0.8, **look)
     axes.set(title="Where each device's first update points", xlabel="first component", ylabel="second component")
     axes.set(xticks=[], yticks=[])
     axes.margins(0.15)
-    axes.legend(loc="best", fontsize=SMALL_TEXT)
+    beside: Any = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0)} if len(shown) > MAX_NAMES_INSIDE else {}
+    axes.legend(fontsize=SMALL_TEXT, ncols=1 + len(shown) // MAX_LEGEND_ROWS, **beside)
 
 
 def least_distance(n: int) -> float:

@@ -159,7 +159,8 @@ def check_company(name: str, network: Callable[[Tensor], Tensor], samples: Tenso
         raise ProgramRefused(
             f"model {name!r} answers a sample differently in other company, even in inference mode",
             hint="let batch norm keep running statistics (track_running_stats=True), give recurrent layers and "
-            "attention batch_first=True, and give experts room for each sample of a batch (no capacity limit)",
+            "attention batch_first=True, give experts room for each sample of a batch (no capacity limit), and sum, "
+            "compare and scale each sample alone: x / x.amax(1, keepdim=True), no `if x.sum() > 0`",
         )
     _check_one_answer(name, network, samples[:1], out[:1], limit=limit)
 

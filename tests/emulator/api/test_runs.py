@@ -305,6 +305,7 @@ def test_the_options_are_those_of_the_commands_table() -> None:
         ({"learning_rate": 0.1}, UsageError, r"belongs to the method: FedAvg\(learning_rate=...\)"),
         ({"rounds": None}, UsageError, "rounds is None.*give a whole number"),
         ({"model": nn.Linear(64, 10)}, Exception, "does not take samples of shape"),
+        ({"model": nn.Linear}, UsageError, r"'in_features'.*write its arguments: model=lambda: Linear\(...\)"),
         ({"model": nn.Sequential(nn.Flatten(), nn.Linear(64, 4))}, UsageError, "4 outputs.*class 9"),
         ({"rounds": 0}, UsageError, "use at least 1"),
         ({"resume": True}, UsageError, 'out="runs"'),

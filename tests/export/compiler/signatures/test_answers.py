@@ -223,6 +223,19 @@ def test_a_recurrent_layer_that_takes_the_batch_for_time_is_told_of_batch_first(
     assert "batch_first=True" in refused.value.hint
 
 
+class DecidingByTheBatch(nn.Linear):
+    """Doubles all samples, where their sum is above zero."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x * 2 if x.sum() > 0 else x)
+
+
+def test_a_decision_by_the_sum_of_a_batch_is_told_to_look_at_each_sample_alone() -> None:
+    with pytest.raises(ProgramRefused, match="differently in other company") as refused:
+        make_source(DecidingByTheBatch(4, 3), input=(4,))
+    assert "no `if x.sum() > 0`" in refused.value.hint
+
+
 class FewPlaces(nn.Module):
     """A mixture of experts of which each takes so many samples of a batch, the first ones; the others go through."""
 
