@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 from edge_client.config import ClientConfig
 from edge_client.errors import Malformed
@@ -37,6 +38,7 @@ class Downloader:
         self._queue: deque[Manifest] = deque()
         self._partial: PartialBlob | None = None
         self._pull: BlobPull | None = None
+        self._paused: Manifest | None = None  # the fetch that was interrupted last
         self._gets: deque[str] = deque(maxlen=MAX_KNOWN_REQUESTS)
         self._not_before_s = 0.0
         self._mark = 0  # of the block that came last
@@ -76,10 +78,16 @@ class Downloader:
         return MAX_POLL_S if due is None else max(0.0, due - now_s)
 
     def on_block(self, blob_label: str, index: int, payload: bytes) -> None:
-        """Take one block message; of one of no transfer only the mark. Raises Malformed for a damaged one."""
+        """Take one block message; of one of no transfer only the mark. Raises Malformed for a damaged one.
+
+        A block that comes after its fetch was interrupted is kept: where tasks follow sooner than blocks, all are late.
+        """
         partial, pull = self._partial, self._pull
         if partial is None or pull is None or blob_label != routing_label(partial.manifest.sha256):
-            self._mark = blocks.read_mark(payload)
+            self._mark, late = blocks.read_mark(payload), self._paused
+            if late is not None and blob_label == routing_label(late.sha256):
+                with suppress(Malformed, OSError):
+                    self._folder.write_late(late, index, blocks.unpack_marked_block(payload, late, index)[0])
             return
         body, self._mark = blocks.unpack_marked_block(payload, partial.manifest, index)
         if partial.write_block(index, body):
@@ -107,6 +115,7 @@ class Downloader:
     def pause(self) -> None:
         """Close the open file; what has arrived stays for the next time."""
         if self._partial is not None:
+            self._paused = self._partial.manifest
             self._partial.close()
         self._partial = self._pull = None
 

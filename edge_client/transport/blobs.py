@@ -212,6 +212,15 @@ class BlobFolder:
             raise Malformed("no_space", f"blob of {size} bytes does not fit on the disk")
         return PartialBlob(self, manifest, file)
 
+    def write_late(self, manifest: Manifest, index: int, body: bytes) -> None:
+        """Store the checked body of one block of a transfer that was interrupted, unless that made room for others."""
+        if (file := self._partial_file(manifest)).exists():
+            transfer = PartialBlob(self, manifest, file)
+            try:
+                transfer.write_block(index, body)
+            finally:
+                transfer.close()
+
     def _disk_takes(self, size: int, removed: int = 0) -> bool:
         return size <= MAX_DISK_SHARE * (shutil.disk_usage(self._path).free + removed)
 

@@ -15,6 +15,7 @@ from emulator.data.fleet import Fleet
 from emulator.options import OPTIONS
 
 COLUMNS = frozenset({"round", "ari", "bytes", "seconds", "real_seconds"})  # of a history, which are no scores
+SCORE_COLUMNS = frozenset({"accuracy", "accuracy_devices", "f1", "loss"})  # of every history
 COMPARED = frozenset({"method", "seed", "seeds", "deviation", "better_by", "more_by", "interval"})  # of a comparison
 
 
@@ -50,7 +51,7 @@ def check_own(*, loss: object = None, metrics: object = None, out: object = None
         raise UsageError(f"metrics is {type(metrics).__name__}", hint=hint)
     for name, metric in metrics.items() if isinstance(metrics, Mapping) else ():
         _check_takes_two(f"metric {name}", metric)
-    if metrics is not None and (taken := sorted({*map(str, metrics)} & (COLUMNS | COMPARED))):
+    if metrics is not None and (taken := sorted({*map(str, metrics)} & (COLUMNS | SCORE_COLUMNS | COMPARED))):
         told = f"a metric is called {taken[0]!r}, as a column of every `history`, or of the table of a comparison"
         raise UsageError(told, hint="give it another name")
     if out is not None and not isinstance(out, (str, os.PathLike)):

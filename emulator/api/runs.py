@@ -94,7 +94,8 @@ def simulate(  # noqa: PLR0913 - the parts of a run
             Default: cross-entropy for classes, squared error for other targets.
         metrics: name -> function of y [n] and outputs [n, ...] as arrays -> a number, measured on each device's
             held-out samples in every round with an evaluation, of the devices that it asks. A number that is not
-            finite leaves its device out of the means. A score of the same name gives way to it.
+            finite leaves its device out of the means. It replaces `squared_error`, `absolute_error`, `r2` or
+            `perplexity` of that name; those of other columns are refused.
         on_round: called with the result so far after each round; the run ends when it returns something true.
         workers: processes that share the devices' work; the numbers stay the same.
         out: a folder in which the run's own folder is made, for `report`, `bundle` and `resume`. Default: none;

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coordinator.models.members import summed_name
+from coordinator.rounds.asynchronous.options import buffer_of_all
 from coordinator.strategies.common.setting_checks import spare_centers
 from coordinator.strategies.registry import summed_members
 from edge_client.data.dataset import describe_misfit
@@ -47,6 +48,9 @@ def load_fleet(run: ResolvedRun, fleet: Fleet | None = None) -> LoadedFleet:
     args, split = make_fleet(run.args, fleet)
     if spare := spare_centers(run.strategy, len(split.devices)):
         log.warning("%s", spare)
+    options = run.settings.asynchronous
+    if options and args.buffer is None and (waits := buffer_of_all(options.buffer, len(split.devices))):
+        log.warning("%s", waits)
     attackers = run.attack.attackers(split.devices, args.seed)
     split = replace(split, devices=run.attack.poison_data(split.devices, attackers))
     return LoadedFleet(args=args, split=split, attackers=attackers)

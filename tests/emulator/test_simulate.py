@@ -19,7 +19,8 @@ from coordinator.strategies.fesem import FeSEM
 from edge_client.errors import UsageError
 from emulator.options import SimulateArgs
 from emulator.run.execute import SimulationResult, run_simulation
-from emulator.run.load import make_fleet, open_devices
+from emulator.run.load import load_fleet, make_fleet, open_devices
+from emulator.run.resolve import resolve_run
 from emulator.run.settings import RunSettings
 from emulator.run.summary import Record
 from emulator.simulate import simulate_json
@@ -160,6 +161,19 @@ def test_more_centers_than_devices_are_told_on_one_line(
     )
     simulate_json(asked)
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == told
+
+
+@pytest.mark.parametrize(
+    ("devices", "buffer", "told"),
+    [(2, None, "as buffer = 1"), (10, None, "as buffer = 5"), (11, None, ""), (2, 2, ""), (1, None, "")],
+)
+def test_a_default_buffer_that_waits_for_the_whole_fleet_is_told(
+    caplog: pytest.LogCaptureFixture, devices: int, buffer: int | None, told: str
+) -> None:
+    """A run without rounds of a small fleet waited for its slowest device, without a word."""
+    asked = SimulateArgs(method="fedavg", devices=devices, partition="iid", concurrency=1, buffer=buffer)
+    load_fleet(resolve_run(asked))
+    assert [message.rpartition(", ")[2] for message in caplog.messages] == ([told] if told else [])
 
 
 class InterruptedBetweenRounds:

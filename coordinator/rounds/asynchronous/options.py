@@ -47,6 +47,19 @@ def options_of(
     return None
 
 
+def buffer_of_all(buffer: int, devices: int) -> str:
+    """A warning where a buffer has room for the whole fleet, so that a run waits for every device; else an empty text.
+
+    A center's own buffer is its devices' share of it.
+    """
+    if not 1 < devices <= buffer:
+        return ""
+    return (
+        f"buffer is {buffer}, with {devices} devices: each version of a center takes an update of each of its devices, "
+        f"and the run waits for the slowest, as with rounds. Give a smaller one, as buffer = {devices // 2}"
+    )
+
+
 def check_asynchronous(strategy: Strategy, fleet: Fleet) -> LocalSgd:
     """The method, which can work without rounds. Raises ConfigError with the reason for any other."""
     name = type(strategy).__name__

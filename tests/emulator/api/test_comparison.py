@@ -16,7 +16,7 @@ from coordinator.strategies.base import Strategy
 from edge_client.errors import FedcentersError, UsageError
 from edge_client.protocol.task import Array
 from emulator.api import comparison
-from emulator.api.checks import COLUMNS, COMPARED
+from emulator.api.checks import COLUMNS, COMPARED, SCORE_COLUMNS
 from emulator.api.comparison import left_in_words
 
 
@@ -35,7 +35,7 @@ def test_a_dict_names_the_methods_everywhere(found: fc.Comparison) -> None:
     assert [line.get_label() for line in found.plot().axes[0].lines] == ["one", "three"]
 
 
-@pytest.mark.parametrize("name", sorted(COLUMNS | COMPARED))
+@pytest.mark.parametrize("name", sorted(COLUMNS | SCORE_COLUMNS | COMPARED))
 def test_a_metric_cannot_take_the_place_of_another_column(name: str) -> None:
     with pytest.raises(UsageError, match=f"a metric is called '{name}'"):
         fc.simulate(fc.FedAvg(), fleet=fc.fleets.digits(devices=2), rounds=1, metrics={name: share_of_wrong})
