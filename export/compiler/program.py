@@ -15,7 +15,6 @@ import hashlib
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from importlib.metadata import version
 
 import numpy as np
@@ -24,6 +23,7 @@ from torch import Tensor, nn
 
 from edge_client.engines.pt2 import files_read_once
 from edge_client.errors import ProgramRefused, UsageError
+from edge_client.protocol.golden_run import Golden
 from edge_client.protocol.program import ENGINES, FUNCTIONS, BatchSize, Container, Loss, Origin, Program, class_axis
 from edge_client.protocol.samples.input_parts import Parts
 from edge_client.protocol.task import Array, Flat, Schema, TensorSpec
@@ -32,8 +32,8 @@ from export.compiler.adapters.frozen import freeze, travels
 from export.compiler.adapters.peft_names import adapter_of
 from export.compiler.containers import EXAMPLE_BATCH, Progress, log_progress, make_containers, refusal_context
 from export.compiler.forward_pass import MAX_BATCH, uncompiled
-from export.compiler.golden_run import check_golden, golden_run
-from export.compiler.hints.difference_hints import difference_hint, saturation_hint
+from export.compiler.golden_run import checked_run
+from export.compiler.hints.difference_hints import difference_hint
 from export.compiler.losses.choose_loss import (
     Targets,
     check_own_loss,
@@ -156,13 +156,12 @@ def compile_program(  # noqa: PLR0913 - the facts of a model
             adapter=adapter_of(module, source.schema),
         )
         progress("golden run")
-        runs = {
-            size: golden_run(source, program, fixed=None if size == "any" else size) for size in {*made.batch.values()}
-        }
-        program = replace(program, golden={engine: runs[made.batch[engine]] for engine in engines})
-        for engine in engines:
-            progress(f"{engine} in the golden run")
-            check_golden(program, engine, blobs[engine], hint=partial(saturation_hint, source))
+        golden = dict[str, Golden]()
+        for size in {*made.batch.values()}:
+            these = {engine: blobs[engine] for engine in engines if made.batch[engine] == size}
+            fixed = None if size == "any" else size
+            golden |= dict.fromkeys(these, checked_run(source, program, these, fixed=fixed, progress=progress))
+        program = replace(program, golden=golden)
     return CompilerOutput(program=program, files=files)
 
 

@@ -34,7 +34,7 @@ from tests.support.programs import model as model_named
 
 BATCH = 32
 PARTS = {
-    program: ("make_source", "_parity", "golden_run", "check_golden"),
+    program: ("make_source", "_parity", "checked_run"),
     containers: ("trace_function", "export_graph", "to_onnx", "to_tflite", "to_pt2"),
 }
 

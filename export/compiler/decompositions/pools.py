@@ -296,10 +296,10 @@ def _three(value: Any) -> Sequence[int]:  # noqa: ANN401 - one number or three
 
 def adaptive_avg_pool3d(x: Tensor, output_size: Any) -> Tensor:  # noqa: ANN401 - one number or three, of which each may be None
     """The mean over height and width, then over depth."""
-    depth, *image = _adaptive_sizes(x, output_size)
-    flat = F.adaptive_avg_pool2d(x.flatten(0, -4), tuple(image))
-    deep = F.adaptive_avg_pool2d(flat.flatten(2).unsqueeze(1), (depth, math.prod(image)))
-    return deep.reshape([*x.shape[:-3], depth, *image])
+    depth, high, wide = _adaptive_sizes(x, output_size)
+    flat = F.adaptive_avg_pool2d(x.flatten(0, -4), (high, wide))
+    deep = F.adaptive_avg_pool2d(flat.flatten(2).unsqueeze(1), (depth, high * wide))
+    return deep.reshape([*x.shape[:-3], depth, high, wide])
 
 
 def adaptive_max_pool3d(x: Tensor, output_size: Any, return_indices: bool = False) -> Tensor:  # noqa: ANN401 - torch's

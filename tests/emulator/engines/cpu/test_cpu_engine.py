@@ -6,7 +6,7 @@ import gc
 import math
 import pickle
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.reduction import ForkingPickler
 
 import numpy as np
@@ -166,7 +166,7 @@ class Gated(nn.Linear):
 
     def __init__(self) -> None:
         super().__init__(3, 1, bias=False)
-        self.gate = lambda: self.weight * 2
+        self.gate: Callable[[], Tensor] = lambda: self.weight * 2
 
     def forward(self, x: Tensor) -> Tensor:
         return nn.functional.linear(x, self.gate())
