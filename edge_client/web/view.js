@@ -15,6 +15,10 @@ const TURNED_AWAY = "the broker does not let this phone in; ask for a new link";
 const OTHER_KEY = "Load this page again: its keys may be older than the coordinator's. If this stays, ask the operator.";
 const SENT = { delta: "the change of the model", stats: "what was measured on your samples", masked: "a part of a masked sum" };
 const TAKEN = "Sent, and taken.";
+const REFUSED = { // where the words for the coordinator's log tell a phone's owner nothing
+  unreachable: "the network broke off, or is too slow.",
+  internal: "this page failed. If this stays, load it again.",
+};
 const ANSWERED = { ok: TAKEN, dup: TAKEN, late: "The round was over before this phone's part was there." };
 
 /** What a device that has no task waits for, from the coordinator's `state`. */
@@ -82,6 +86,7 @@ export class View {
 
   /** The page takes no further part: the reason stays, and nothing says that more is to come. */
   end(why) {
+    this.showProgress("Nothing is trained in this page.");
     this.ended = why;
     this.showError(why);
     this.showOffline("");
@@ -163,7 +168,7 @@ export class View {
       refused: () => {
         const paused = event.code === "unavailable";
         const hint = event.code === "bad_signature" ? `. ${OTHER_KEY}` : "";
-        this.showProgress(paused ? "Paused: the federation goes on without this phone." : `Could not take part: ${event.detail}${hint}`);
+        this.showProgress(paused ? "Paused: the federation goes on without this phone." : `Could not take part: ${REFUSED[event.code] ?? event.detail}${hint}`);
       },
     }[event.what];
     say?.();
@@ -254,6 +259,7 @@ export class View {
 
   /** What is done now; without a share of it there is no bar. Its steps in between are not read out, only its begin and end. */
   showProgress(text, share = null) {
+    if (this.ended) return; // what was under way ends, too
     this.part("doing").setAttribute("aria-live", share > 0 && share < 1 ? "off" : "polite");
     this.part("doing").textContent = text;
     this.part("progress").hidden = share === null;

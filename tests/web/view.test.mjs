@@ -137,13 +137,16 @@ test("a page that has ended says why, whatever is pressed, and promises nothing"
   const page = plainPage();
   const view = new View(page);
   view.showOffline("Your samples are safe. Retrying…");
+  view.tell({ what: "delivering", size: 9, done: 0.5 });
   view.end("another tab has this phone");
   view.showError("pressed in vain");
+  view.tell({ what: "refused", code: "internal", detail: "" }); // what was under way fails a moment later
   view.showError("");
   view.showRole({ participates: true, paused: true });
   assert.equal(page.parts.trouble.textContent, "another tab has this phone");
   assert.deepEqual([page.parts.offline.hidden, page.parts.waiting.hidden, page.parts.pause.disabled], [true, true, true]);
   assert.deepEqual([page.parts.link.textContent, page.parts.where.textContent, page.parts.why.textContent], ["stopped", "", ""]);
+  assert.deepEqual([page.parts.doing.textContent, page.parts.progress.hidden], ["Nothing is trained in this page.", true]);
 });
 
 test("a broker that lets the phone in again takes its own warning back, and no other one", () => {
