@@ -14,6 +14,8 @@ const NAMESAKE = "the connection ends again and again: is the same link open in 
 const TURNED_AWAY = "the broker does not let this phone in; ask for a new link";
 const OTHER_KEY = "Load this page again: its keys may be older than the coordinator's. If this stays, ask the operator.";
 const SENT = { delta: "the change of the model", stats: "what was measured on your samples", masked: "a part of a masked sum" };
+const SENDING = "Sending";
+const UNSENT = "This phone's part is kept here, and sent when there is a connection.";
 const TAKEN = "Sent, and taken.";
 const REFUSED = { // where the words for the coordinator's log tell a phone's owner nothing
   unreachable: "the network broke off, or is too slow.",
@@ -121,6 +123,7 @@ export class View {
         this.newest = null; // what there is comes again with the next connection
         this.showLink("offline", false);
         this.showOffline(event.refused ? "" : OFFLINE);
+        if (this.part("doing").textContent?.startsWith(SENDING)) this.showProgress(UNSENT);
         if (event.refused) this.showError(TURNED_AWAY);
         if (event.namesake) this.showError(NAMESAKE);
         else this.clearError(NAMESAKE);
@@ -155,7 +158,7 @@ export class View {
         if (event.loss !== undefined) this.part("loss").textContent = lossInWords(event.loss, 3);
         this.part("rounds").textContent = this.done;
       },
-      delivering: () => this.showProgress(`Sending ${bytes(event.size)}`, event.done),
+      delivering: () => this.showProgress(`${SENDING} ${bytes(event.size)}`, event.done),
       answered: () => {
         this.showFull(false);
         this.part("sent").textContent = bytes(event.sent);
