@@ -56,16 +56,27 @@ export async function findJoin(url, kept) {
   }
 }
 
-async function confirm(url, { federation, broker, keys }, kept) {
-  const facts = (join) => JSON.stringify([join.federation, join.broker, join.keys.map(toHex)]);
+const factsOf = ({ federation, broker, keys }) => JSON.stringify([federation, broker, keys.map(toHex)]);
+
+async function confirm(url, join, kept) {
   for (;;) {
     await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
     try {
-      if (facts(await fetchJoin(url, kept)) === facts({ federation, broker, keys })) return;
+      if (factsOf(await fetchJoin(url, kept)) === factsOf(join)) return;
       throw new Error("the coordinator has another broker, or other keys, than at the last visit; load this page again");
     } catch (wrong) {
       if (!(wrong instanceof Unreachable)) throw wrong;
     }
+  }
+}
+
+/** Whether the coordinator has another broker, or other keys, than `join` says; not known while it cannot be reached. Else throws as fetchJoin does. */
+export async function hasMoved(url, join, kept) {
+  try {
+    return factsOf(await fetchJoin(url, kept)) !== factsOf(join);
+  } catch (wrong) {
+    if (wrong instanceof Unreachable) return false;
+    throw wrong;
   }
 }
 

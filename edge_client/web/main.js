@@ -1,7 +1,7 @@
 // Entry point of the page: connects the client, the samples and the view, and handles the user's input.
 
 import { Client } from "./runtime/client.js";
-import { awaitModel, findJoin, forgetEarlier, loadIdentity, otherModel, PAGE_STORE } from "./join.js";
+import { awaitModel, findJoin, forgetEarlier, hasMoved, loadIdentity, otherModel, PAGE_STORE } from "./join.js";
 import { ScreenLock } from "./screen_lock.js";
 import { OFFLINE, View } from "./view.js";
 import { fromPhoto, isPicture, Pad } from "./data/images.js";
@@ -32,7 +32,7 @@ async function main() {
   if (offline) view.showOffline(OFFLINE);
   const device = await alone("fedcenters/identity", () => loadIdentity(join, location, kept));
   if (location.hash) history.replaceState(null, "", location.pathname + location.search);
-  if (device === null) throw new Error(`a link of this phone's own is needed to join ${join.federation}: ask its operator`);
+  if (device === null) throw new Error(`a link of this phone's own is needed to join ${join.federation}: open the one that this phone was given, or ask its operator for one`);
   view.showIdentity(join.federation, device.id);
   await requireSingleTab(`${join.federation}/${device.id}`);
   const [ort, mqtt] = await Promise.all([loadRuntime(), import(`${VENDORED}mqtt.esm.js`)]);
@@ -46,6 +46,7 @@ async function main() {
     tell: (event) => {
       awake.on(event);
       view.tell(event);
+      if (event.unreached) followCoordinator(join, kept).catch((wrong) => view.showError(wrong.message));
       if (event.restarted && model !== null) otherModel(FACTS, kept, model).then((told) => told && view.showError(told), (wrong) => view.showError(wrong.message));
     },
   });
@@ -74,6 +75,11 @@ async function main() {
     client.stop();
     awake.on({ what: "ended" });
   }
+}
+
+/** A coordinator that has another broker by now is found by a page that is loaded again: a page may dial the broker that it came with, and no other. */
+async function followCoordinator(join, kept) {
+  if (await hasMoved(FACTS, join, kept)) location.reload();
 }
 
 /** What a phone keeps in a federation, under its name there. */

@@ -14,7 +14,13 @@ const NAMESAKE = "the connection ends again and again: is the same link open in 
 const TURNED_AWAY = "the broker does not let this phone in; ask for a new link";
 const OTHER_KEY = "Load this page again: its keys may be older than the coordinator's. If this stays, ask the operator.";
 const SENT = { delta: "the change of the model", stats: "what was measured on your samples", masked: "a part of a masked sum" };
+const SENDING = "Sending";
+const UNSENT = "This phone's part is kept here, and sent when there is a connection.";
 const TAKEN = "Sent, and taken.";
+const REFUSED = { // where the words for the coordinator's log tell a phone's owner nothing
+  unreachable: "the network broke off, or is too slow.",
+  internal: "this page failed. If this stays, load it again.",
+};
 const ANSWERED = { ok: TAKEN, dup: TAKEN, late: "The round was over before this phone's part was there." };
 
 /** What a device that has no task waits for, from the coordinator's `state`. */
@@ -82,6 +88,7 @@ export class View {
 
   /** The page takes no further part: the reason stays, and nothing says that more is to come. */
   end(why) {
+    this.showProgress("Nothing is trained in this page.");
     this.ended = why;
     this.showError(why);
     this.showOffline("");
@@ -116,6 +123,7 @@ export class View {
         this.newest = null; // what there is comes again with the next connection
         this.showLink("offline", false);
         this.showOffline(event.refused ? "" : OFFLINE);
+        if (this.part("doing").textContent?.startsWith(SENDING)) this.showProgress(UNSENT);
         if (event.refused) this.showError(TURNED_AWAY);
         if (event.namesake) this.showError(NAMESAKE);
         else this.clearError(NAMESAKE);
@@ -150,7 +158,7 @@ export class View {
         if (event.loss !== undefined) this.part("loss").textContent = lossInWords(event.loss, 3);
         this.part("rounds").textContent = this.done;
       },
-      delivering: () => this.showProgress(`Sending ${bytes(event.size)}`, event.done),
+      delivering: () => this.showProgress(`${SENDING} ${bytes(event.size)}`, event.done),
       answered: () => {
         this.showFull(false);
         this.part("sent").textContent = bytes(event.sent);
@@ -163,7 +171,7 @@ export class View {
       refused: () => {
         const paused = event.code === "unavailable";
         const hint = event.code === "bad_signature" ? `. ${OTHER_KEY}` : "";
-        this.showProgress(paused ? "Paused: the federation goes on without this phone." : `Could not take part: ${event.detail}${hint}`);
+        this.showProgress(paused ? "Paused: the federation goes on without this phone." : `Could not take part: ${REFUSED[event.code] ?? event.detail}${hint}`);
       },
     }[event.what];
     say?.();
@@ -254,6 +262,7 @@ export class View {
 
   /** What is done now; without a share of it there is no bar. Its steps in between are not read out, only its begin and end. */
   showProgress(text, share = null) {
+    if (this.ended) return; // what was under way ends, too
     this.part("doing").setAttribute("aria-live", share > 0 && share < 1 ? "off" : "polite");
     this.part("doing").textContent = text;
     this.part("progress").hidden = share === null;

@@ -8,10 +8,10 @@ import pytest
 from playwright.sync_api import expect
 
 from coordinator.config import read_config
-from coordinator.local_broker import start_broker
+from coordinator.local_broker import free_port, start_broker
 from tests.support.browser import PHONE, Open
 from tests.support.phone_federation import known_model
-from tests.support.phone_page import served, text
+from tests.support.phone_page import ring, served, text
 
 pytestmark = [pytest.mark.broker, pytest.mark.browser]
 SOONER_MS = 60_000  # than MQTT's own keepalive, which needs 90 s for it
@@ -33,3 +33,25 @@ def test_a_page_whose_phone_loses_its_network_says_so_before_the_keepalive_would
         expect(opened.page.locator("#link")).to_have_text("connected")
         opened.page.goto("about:blank")
     opened.errors.clear()  # what it could not reach
+
+
+def test_a_page_that_is_open_when_its_coordinator_moves_to_another_broker_finds_it_by_itself(
+    visit: Open, tmp_path: Path
+) -> None:
+    config = known_model(tmp_path, input=(1, 8, 8))
+    page_port, before, after = free_port(), read_config(config).web.port, free_port()
+    with start_broker(tmp_path / "broker", "mosquitto", web_ports=[before]), served(config, port=page_port) as url:
+        opened = visit(url, size=PHONE, touch=True)
+        text(opened.page, "link", "^connected$")
+        ring(opened.page, "#pad")
+        opened.page.get_by_role("button", name="Add drawing").click()
+        text(opened.page, "count", "^1 in 1 class")
+        me = opened.page.locator("#name").inner_text()
+    expect(opened.page.locator("#link")).to_have_text("offline")
+    config.write_text(config.read_text().replace(f"web-port = {before}", f"web-port = {after}"))
+    with start_broker(tmp_path / "other", "mosquitto", web_ports=[after]), served(config, port=page_port):
+        text(opened.page, "link", "^connected$")
+        text(opened.page, "count", "^1 in 1 class")
+        assert opened.page.locator("#name").inner_text() == me
+        opened.page.goto("about:blank")
+    opened.errors.clear()  # the broker that is gone

@@ -59,6 +59,17 @@ test("the answer to what was sent is told in words: taken, too late, or not used
   assert.equal(told("rejected"), "Sent, and not used: the coordinator answered “rejected”. Waiting for what comes next.");
 });
 
+test("what is under way to the coordinator when the connection is lost is told to be kept, and other work goes on being told", () => {
+  const page = plainPage();
+  const view = new View(page);
+  view.tell({ what: "delivering", size: 9, done: 0.5 });
+  view.tell({ what: "lost" });
+  assert.deepEqual([page.parts.doing.textContent, page.parts.progress.hidden], ["This phone's part is kept here, and sent when there is a connection.", true]);
+  view.tell({ what: "training", step: 1, steps: 4, round: 2 });
+  view.tell({ what: "lost" });
+  assert.equal(page.parts.doing.textContent, "Round 2: training, step 2 of 4");
+});
+
 test("a bar is shown only for work with a known share", () => {
   const page = plainPage();
   const view = new View(page);
@@ -137,13 +148,16 @@ test("a page that has ended says why, whatever is pressed, and promises nothing"
   const page = plainPage();
   const view = new View(page);
   view.showOffline("Your samples are safe. Retrying…");
+  view.tell({ what: "delivering", size: 9, done: 0.5 });
   view.end("another tab has this phone");
   view.showError("pressed in vain");
+  view.tell({ what: "refused", code: "internal", detail: "" }); // what was under way fails a moment later
   view.showError("");
   view.showRole({ participates: true, paused: true });
   assert.equal(page.parts.trouble.textContent, "another tab has this phone");
   assert.deepEqual([page.parts.offline.hidden, page.parts.waiting.hidden, page.parts.pause.disabled], [true, true, true]);
   assert.deepEqual([page.parts.link.textContent, page.parts.where.textContent, page.parts.why.textContent], ["stopped", "", ""]);
+  assert.deepEqual([page.parts.doing.textContent, page.parts.progress.hidden], ["Nothing is trained in this page.", true]);
 });
 
 test("a broker that lets the phone in again takes its own warning back, and no other one", () => {

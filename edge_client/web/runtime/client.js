@@ -165,7 +165,7 @@ export class Client {
       this.connected = false;
       this.uploader.linkLost();
       this.pointer = null; // the broker repeats it with the next connection, if there still is one
-      this.tell({ what: "lost", refused: event.refused, namesake: event.namesake, works: this.task !== null });
+      this.tell({ what: "lost", unreached: event.unreached, refused: event.refused, namesake: event.namesake, works: this.task !== null });
     }
   }
 

@@ -70,7 +70,7 @@ export class Transport {
       const steady = since !== null && Date.now() - since > STEADY_MS;
       this.failures = steady ? 0 : this.failures + 1;
       this.cuts = steady || since === null ? 0 : this.cuts + 1;
-      this.onEvent({ kind: "lost", refused: wrong?.code === 4 || wrong?.code === 5, namesake: this.cuts >= MANY_CUTS });
+      this.onEvent({ kind: "lost", unreached: since === null, refused: wrong?.code === 4 || wrong?.code === 5, namesake: this.cuts >= MANY_CUTS });
       client.end(true);
       if (!this.closed) this.timer = setTimeout(() => this.dialAgain(), this.random() * Math.min(MAX_BACKOFF_MS, 1000 * 2 ** this.failures));
     });
