@@ -41,10 +41,8 @@ def check_own(*, loss: object = None, metrics: object = None, out: object = None
         shown = loss.__name__ if isinstance(loss, type) else repr(loss)
         hint = "give a function of outputs and labels, as torch.nn.CrossEntropyLoss(); leave it out for cross-entropy"
         if isinstance(loss, str):
-            hint = (
-                "leave it out: the labels say whether they are classes, of samples, tokens or pixels, or targets of a "
-            )
-            hint += "squared error; for another loss give a function of outputs and labels"
+            hint = "leave it out: the labels say whether they are classes, of samples, tokens or pixels, or targets "
+            hint += "of a squared error; for another loss give a function of outputs and labels"
         raise UsageError(f"loss is {shown}", hint=hint)
     if metrics is not None and not (isinstance(metrics, Mapping) and all(map(callable, metrics.values()))):
         hint = "name functions of y and outputs: metrics={'mine': lambda y, outputs: ...}"

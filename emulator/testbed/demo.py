@@ -102,14 +102,13 @@ class _DemoSteps:
         return split
 
     def _start_coordinator(self) -> None:
+        reference = self.testbed.folder.resolve() / stage.REFERENCE_FILE  # `serve` reads it again, to show the run
         self.testbed.start_coordinator(
             devices=self.settings.devices,
             runs=stage.demo_runs(self.settings.rounds),
             seed=self.settings.seed,
             dashboard="0",  # any free port of this machine's loopback
-            reference=str(
-                self.testbed.folder.resolve() / stage.REFERENCE_FILE
-            ),  # `serve` reads it again, to show the run
+            reference=str(reference),
         )
 
     def _new_devices(self, split: FleetData, events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -123,7 +123,7 @@ def write_coordinator(  # noqa: PLR0913 - each is one line of the file
 
 
 def write_reference(folder: Path, x: Array) -> None:
-    """REFERENCE_FILE in the folder of the coordinator's configuration: samples [m, ...] that no device holds."""
+    """REFERENCE_FILE in the folder that the coordinator reads it from: samples [m, ...] that no device holds."""
     folder.mkdir(parents=True, exist_ok=True)
     np.savez(folder / REFERENCE_FILE, x=x)
 
