@@ -50,9 +50,12 @@ def choose_release(record: ReleaseRecord, usable: Callable[[str], bool]) -> tupl
     `usable` says whether a release is on the disk and newer than the flashed one.
     """
     good = record.good if record.good and usable(record.good) else ""
-    if record.trial and record.starts < MAX_TRIAL_STARTS:  # a damaged one counts: a card may damage it each time
-        chosen = record.trial if usable(record.trial) else good
-        return chosen, record._replace(good=good, starts=record.starts + 1)
+    if record.trial and record.starts < MAX_TRIAL_STARTS:
+        counted = record._replace(good=good, starts=record.starts + 1)
+        if usable(record.trial):
+            return record.trial, counted
+        if counted.starts < MAX_TRIAL_STARTS:  # it is fetched again; not for ever, as a card may damage it each time
+            return good, counted
     failed = (*record.failed, record.trial)[-MAX_FAILED_KEPT:] if record.trial else record.failed
     return good, ReleaseRecord(good=good, failed=failed)
 

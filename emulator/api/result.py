@@ -117,7 +117,7 @@ class Result:
         for record, real_s in zip(self.run.records, self.run.real_seconds, strict=True):
             known = sorted(record["assignment"].keys() & self.split.groups.keys())
             truth, found = [self.split.groups[c] for c in known], [record["assignment"][c] for c in known]
-            yield {
+            ours = {
                 "round": record["round"],
                 "accuracy": record["accuracy"]["micro"],
                 "accuracy_devices": record["accuracy"]["macro"],
@@ -127,8 +127,8 @@ class Result:
                 "bytes": record["bytes"]["down"] + record["bytes"]["up"],
                 "seconds": record["seconds"],
                 "real_seconds": real_s,
-                **{name: value["micro"] for name, value in sorted(record.get("metrics", {}).items())},
             }
+            yield ours | {k: v["micro"] for k, v in sorted(record.get("metrics", {}).items()) if k not in ours}
 
     @property
     def assignments(self) -> Any:  # noqa: ANN401 - a Series, or a dict without pandas

@@ -12,13 +12,14 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import mkdtemp
 
 from edge_client.durable_files import sync_files, sync_folder
 from emulator.config import GUIDE_FILE
 from export.folder_lock import locked_folder
 from export.output_paths import writing_to
 
-WHOLE = ".whole"
+WHOLE, ASIDE = ".whole", ".replaced"
 
 
 @contextmanager
@@ -42,15 +43,16 @@ def replaced_files(folder: Path) -> Iterator[Path]:
 
 def finish_replacing(folder: Path) -> None:
     """Move the files of folder/.whole/, if it is there, to their places; the caller holds the folder."""
-    whole, aside = folder / WHOLE, folder / ".replaced"
+    whole = folder / WHOLE
     if not whole.is_dir():
         return
     sync_folder(folder)
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir()
+    for left in folder.glob(f"{ASIDE}*"):
+        shutil.rmtree(left, ignore_errors=True)
+    aside = Path(mkdtemp(prefix=ASIDE, dir=folder))  # another where one cannot be removed, as of protected folders
     for made in sorted(whole.iterdir()):
         there = folder / made.name
-        if there.is_dir():
+        if there.is_dir() or (made.is_dir() and os.path.lexists(there)):  # no rename replaces it
             there.replace(aside / made.name)
         made.replace(there)
     with suppress(OSError):  # it has a guide

@@ -15,7 +15,7 @@ import fedcenters as fc
 from coordinator.strategies.base import Strategy
 from edge_client.errors import FedcentersError, UsageError
 from edge_client.protocol.task import Array
-from emulator.api import comparison
+from emulator.api import checks, comparison
 from emulator.api.checks import COLUMNS, COMPARED, SCORE_COLUMNS
 from emulator.api.comparison import left_in_words
 
@@ -39,6 +39,15 @@ def test_a_dict_names_the_methods_everywhere(found: fc.Comparison) -> None:
 def test_a_metric_cannot_take_the_place_of_another_column(name: str) -> None:
     with pytest.raises(UsageError, match=f"a metric is called '{name}'"):
         fc.simulate(fc.FedAvg(), fleet=fc.fleets.digits(devices=2), rounds=1, metrics={name: share_of_wrong})
+
+
+def test_a_run_of_before_whose_metric_took_the_place_of_another_column_has_that_column(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(checks, "SCORE_COLUMNS", frozenset())
+    asked: dict[str, Any] = {"metrics": {"accuracy": lambda y, outputs: 7.0}, "rounds": 1}
+    result = fc.simulate(fc.FedAvg(local_steps=1), fleet=fc.fleets.digits(devices=3), **asked)
+    assert list(result.history["accuracy"]) == [result.accuracy]
 
 
 def test_a_metric_that_cannot_take_y_and_outputs_is_refused_before_a_round_is_trained() -> None:

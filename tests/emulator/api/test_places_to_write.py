@@ -61,6 +61,9 @@ def test_a_run_is_saved_over_one_of_which_a_folder_lies_on_another_disk(result: 
     assert contents_of(result.save(place)) == before
     assert not (place / "centers").is_symlink()
     assert list(there.iterdir())
+    shutil.rmtree(place / "centers")
+    (place / "centers").symlink_to(tmp_path / "away")  # that disk is gone
+    assert contents_of(result.save(place)) == before
 
 
 KILLED = """
@@ -116,7 +119,10 @@ def test_a_save_that_is_killed_at_any_step_leaves_one_of_the_two_runs_whole(resu
 
 
 def test_a_run_that_is_protected_from_writes_is_saved_as_one_that_is_not(result: fc.Result, tmp_path: Path) -> None:
-    """The copies of its checkpoint were protected too: that save and each later one failed, but for root."""
+    """The copies of its checkpoint were protected too: that save and each later one failed, but for root.
+
+    So did the second save over a run of which a folder in a folder is protected, and each `fc.load` after it.
+    """
     place = result.save(tmp_path / "mine")
     paths = [place, *place.rglob("*")]
     for path in paths:
@@ -126,6 +132,13 @@ def test_a_run_that_is_protected_from_writes_is_saved_as_one_that_is_not(result:
         path.chmod(path.stat().st_mode | stat.S_IWUSR)
     assert {path.name for path in copy.rglob("*")} >= {"checkpoint", "run.json"}
     assert all(path.stat().st_mode & stat.S_IWUSR for path in copy.rglob("*"))
+    for number in (1.0, 2.0):
+        for path in (copy / "centers").iterdir():
+            path.chmod(0o555)
+        dataclasses.replace(result, seconds=number).save(copy)
+        assert fc.load(copy).seconds == number
+    for path in copy.rglob("*"):  # what could not be removed
+        path.chmod(path.stat().st_mode | stat.S_IRWXU)
 
 
 def contents_of(folder: Path) -> dict[str, bytes]:

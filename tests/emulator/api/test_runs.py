@@ -36,13 +36,8 @@ def test_python_and_the_command_give_the_same_numbers_to_the_last_digit(tmp_path
     asked = ["simulate", "--method", "fesem", "--clusters", "2", "--devices", "4", "--groups", "2", "--rounds", "2"]
     told = CliRunner().invoke(app, [*asked, "-c", "local-steps=5", "--json", "--out", str(tmp_path)])
     assert told.exit_code == 0, told.output
-    result = fc.simulate(
-        fc.FeSEM(2, local_steps=STEPS),
-        fleet=fc.fleets.digits(devices=4, groups=2),
-        rounds=2,
-        out=tmp_path,
-        name="python",
-    )
+    fleet = fc.fleets.digits(devices=4, groups=2)
+    result = fc.simulate(fc.FeSEM(2, local_steps=STEPS), fleet=fleet, rounds=2, out=tmp_path, name="python")
     printed, mine = json.loads(told.stdout), result.summary()
     assert {k: v for k, v in printed.items() if k not in TIMES} == {k: v for k, v in mine.items() if k not in TIMES}
     folders = Path(printed["run"]), tmp_path / "python"

@@ -365,18 +365,9 @@ WRONG: list[tuple[Any, str]] = [
     (lambda: fc.fleet((X, Y), by=1.5), "by is float64 ..\n\nhint: give one value for each sample"),
     (lambda: fc.fleet((X, Y), by=np.zeros((N, 2))), "by is float64 .60, 2."),
     (lambda: fc.fleet((X, Y), by=np.arange(N)), "no device has enough samples"),
-    (
-        lambda: fc.fleet((X, Y), devices="3"),  # type: ignore[arg-type]
-        "devices is '3'\n\nhint: give a whole number",
-    ),
-    (
-        lambda: fc.fleet((X, Y), devices=2.5),  # type: ignore[arg-type]
-        "devices is 2.5",
-    ),
-    (
-        lambda: fc.fleet((X, Y), by=WHO, seed="a"),  # type: ignore[arg-type]
-        "seed is 'a'",
-    ),
+    (lambda: fc.fleet((X, Y), devices="3"), "devices is '3'\n\nhint: give a whole number"),  # type: ignore[arg-type]
+    (lambda: fc.fleet((X, Y), devices=2.5), "devices is 2.5"),  # type: ignore[arg-type]
+    (lambda: fc.fleet((X, Y), by=WHO, seed="a"), "seed is 'a'"),  # type: ignore[arg-type]
     (lambda: fc.fleet((X, Y), devices=2, partition=lambda y: [y]), "hint: write it as make.y, devices, seed."),
     (lambda: fc.fleet(Stream(), devices=2), "a stream has no order .*\n\nhint: give a data set with a length"),
     (lambda: fc.fleet(DataLoader(Stream()), devices=2), "a stream has no order"),
