@@ -68,7 +68,9 @@ class NearestAnswer:
             lines.append(f"  file {self.file} ({self.format}, {self.bytes:,} bytes), {self.fetched:,} bytes fetched")
         if self.predicted:
             most = sorted(self.predicted.items(), key=lambda item: (-item[1], item[0]))[:MAX_SHOWN_CLASSES]
-            lines.append(f"  of {self.n} samples it says " + ", ".join(f"{self._class(k)}: {n}" for k, n in most))
+            labels = sum(self.predicted.values())  # of a text more than samples
+            of = f"{labels} labels of {self.n} samples" if labels > self.n else f"{self.n} samples"
+            lines.append(f"  of {of} it says " + ", ".join(f"{self._class(k)}: {n}" for k, n in most))
         if self.accuracy is not None:
             lines.append(f"  accuracy {self.accuracy:.1%} on {self.n} samples")
         elif self.loss is not None:

@@ -10,12 +10,12 @@ export const OFFLINE = "Cannot reach the coordinator. Your samples are safe on t
 const FIND = "Training is over. Find the center that fits your samples.";
 const FOUND = "Training is over."; // and the newest centers were tried
 const FULL = "This phone has no room left for this page: it takes no more samples and cannot train. What is here is safe. Free some room: it then goes on by itself.";
-const NAMESAKE = "the connection ends again and again: is the same link open in another browser, or on another phone? Close one of the two, or ask for a link of its own";
+const NAMESAKE = "the connection ends again and again: the network may be weak, or the same link open in another browser or on another phone. Of these close one, or ask for a link of its own";
 const TURNED_AWAY = "the broker does not let this phone in; ask for a new link";
 const OTHER_KEY = "Load this page again: its keys may be older than the coordinator's. If this stays, ask the operator.";
 const SENT = { delta: "the change of the model", stats: "what was measured on your samples", masked: "a part of a masked sum" };
 const SENDING = "Sending";
-const UNSENT = "This phone's part is kept here, and sent when there is a connection.";
+const UNSENT = "This phone's part is kept here, and sent when the coordinator answers again.";
 const TAKEN = "Sent, and taken.";
 const REFUSED = { // where the words for the coordinator's log tell a phone's owner nothing
   unreachable: "the network broke off, or is too slow.",
@@ -123,7 +123,7 @@ export class View {
         this.newest = null; // what there is comes again with the next connection
         this.showLink("offline", false);
         this.showOffline(event.refused ? "" : OFFLINE);
-        if (this.part("doing").textContent?.startsWith(SENDING)) this.showProgress(UNSENT);
+        this.showUnsent();
         if (event.refused) this.showError(TURNED_AWAY);
         if (event.namesake) this.showError(NAMESAKE);
         else this.clearError(NAMESAKE);
@@ -132,6 +132,7 @@ export class View {
         this.showLink(event.online ? "connected" : "coordinator away", event.online);
         this.showOffline(event.online ? "" : "The coordinator is away. Your samples are safe on this phone. Training goes on when it is back.");
         if (event.online && event.state) this.showProgress(waitingFor(event.state));
+        if (!event.online) this.showUnsent();
         if (event.online) this.over = AFTER_TRAINING.includes(event.state?.doing);
         this.showButtons();
         this.showAge();
@@ -274,6 +275,11 @@ export class View {
     this.part("link").classList.toggle("on", on);
     this.linked = on;
     this.showButtons();
+  }
+
+  /** What was under way to the coordinator is not, for now. */
+  showUnsent() {
+    if (this.part("doing").textContent?.startsWith(SENDING)) this.showProgress(UNSENT);
   }
 
   showOffline(words) {

@@ -111,7 +111,7 @@ def _told_where_to_go_on(folder: Path, args: SimulateArgs, table: Table, ended: 
     command, last = shlex.join(["fedcenters-emulator", "simulate", str(folder / FILE), "--resume"]), kept[1].round
     rounds = f"round 1 of {args.rounds} is" if last == 1 else f"rounds 1 to {last} of {args.rounds} are"
     how = "interrupted" if asked else "ended by an error"
-    on = f"Go on with: {command} (in Python: resume=True)"
+    on = f"In Python give resume=True. Go on with: {command}"
     parts = list[str]()
     with suppress(ConfigError):  # a damaged fleet.json
         parts += [part for told in (repeat_in_python(table, folder) or ())[:1] for part in told.split(" and ")]

@@ -59,16 +59,18 @@ test("the answer to what was sent is told in words: taken, too late, or not used
   assert.equal(told("rejected"), "Sent, and not used: the coordinator answered “rejected”. Waiting for what comes next.");
 });
 
-test("what is under way to the coordinator when the connection is lost is told to be kept, and other work goes on being told", () => {
-  const page = plainPage();
-  const view = new View(page);
-  view.tell({ what: "delivering", size: 9, done: 0.5 });
-  view.tell({ what: "lost" });
-  assert.deepEqual([page.parts.doing.textContent, page.parts.progress.hidden], ["This phone's part is kept here, and sent when there is a connection.", true]);
-  view.tell({ what: "training", step: 1, steps: 4, round: 2 });
-  view.tell({ what: "lost" });
-  assert.equal(page.parts.doing.textContent, "Round 2: training, step 2 of 4");
-});
+for (const gone of [{ what: "lost" }, { what: "coordinator", online: false }]) {
+  test(`what is under way to the coordinator is told to be kept, and other work goes on being told, after ${JSON.stringify(gone)}`, () => {
+    const page = plainPage();
+    const view = new View(page);
+    view.tell({ what: "delivering", size: 9, done: 0.5 });
+    view.tell(gone);
+    assert.deepEqual([page.parts.doing.textContent, page.parts.progress.hidden], ["This phone's part is kept here, and sent when the coordinator answers again.", true]);
+    view.tell({ what: "training", step: 1, steps: 4, round: 2 });
+    view.tell(gone);
+    assert.equal(page.parts.doing.textContent, "Round 2: training, step 2 of 4");
+  });
+}
 
 test("a bar is shown only for work with a known share", () => {
   const page = plainPage();

@@ -2,84 +2,158 @@
 
 `copy.deepcopy` leaves functions as they are: a hook, or a lambda in an attribute, that names `self` would go on to call
 the layers of the original, whose weights no step moves. Here each such function is made again, with the copy in the
-place of what it holds of the original: in its closure and in the defaults of its arguments.
+place of what it holds of the original: in its closure, in the defaults of its arguments, and in the global variables
+that it names. The original, and what is part of neither, stay as they are.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
-from types import CellType, FunctionType
+from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
+from weakref import WeakMethod, ref
 
 from torch import nn
+
+LEADING = (FunctionType, MethodType, partial, ref, tuple, list, dict)  # what may lead to a part of a module
+
+PLAIN = frozenset({int, float, bool, str, bytes, type(None)})  # of which a module may hold millions
 
 
 def copied(module: nn.Module, memo: Mapping[int, Any] | None = None) -> nn.Module:
     """A copy of the module. `memo`: id of an object -> what stands for it in the copy, as `copy.deepcopy` takes it."""
     known = dict(memo or {})
     mine = copy.deepcopy(module, known)
-    _Functions(known).replace_in(vars(mine))
+    _alive = known.pop(id(known), None)  # what deepcopy took for a moment from the original, whose ids are in `known`
+    functions = _Functions(known)
+    for made in known.values():
+        functions.replace_in(made)
     return mine
 
 
 class _Functions:
-    """Functions of a module -> those of its copy. `copies`: id of a part of the module -> its copy."""
+    """What leads to a part of a module -> what leads to its copy. `copies`: id of a part of the module -> its copy."""
 
     def __init__(self, copies: Mapping[int, Any]) -> None:
-        self._copies = copies
-        self._seen: dict[int, Any] = {}  # functions that are made again, and containers, which are changed in place
+        self._copies, self._mine = copies, {id(made) for made in copies.values()}
+        self._made: dict[int, tuple[Any, Any]] = {}  # with what it was made from, whose id no other may get
 
-    def replace_in(self, held: dict[Any, Any] | list[Any]) -> None:
-        """Of a dict's or a list's values, and of those of containers in it."""
-        if id(held) in self._seen:
-            return
-        self._seen[id(held)] = held
+    def replace_in(self, made: Any) -> None:  # noqa: ANN401 - anything that a module holds
+        """In a list or dict its values, in another object its attributes."""
+        held = made if isinstance(made, list | dict) else getattr(made, "__dict__", {})
         for place, value in list(held.items() if isinstance(held, dict) else enumerate(held)):
-            if (new := self._own(value)) is not value:
+            if type(value) not in PLAIN and (new := self._own(value)) is not value:
                 held[place] = new
 
-    def _own(self, value: Any) -> Any:  # noqa: ANN401 - anything that a module holds
-        if isinstance(value, FunctionType):
-            return self._again(value)
-        if type(value) is partial:
-            parts = self._own(value.func), self._own(value.args), {k: self._own(v) for k, v in value.keywords.items()}
-            same = parts[0] is value.func and parts[1] is value.args and not _differ(parts[2], value.keywords)
-            return value if same else partial(parts[0], *parts[1], **parts[2])
-        if type(value) is tuple:
-            new = tuple(map(self._own, value))
-            return new if any(a is not b for a, b in zip(new, value, strict=True)) else value
-        if isinstance(value, dict | list | nn.Module):
-            self.replace_in(vars(value) if isinstance(value, nn.Module) else value)
-        return value
+    def _own(self, value: Any) -> Any:  # noqa: ANN401 - as above
+        """What stands for a value in the copy: the value itself where it leads to no part of the module."""
+        if id(value) in self._copies:
+            return self._copies[id(value)]
+        if not isinstance(value, LEADING) or not self._leads(value):
+            return value
+        if id(value) not in self._made:
+            self._made[id(value)] = value, self._again(value)
+        return self._made[id(value)][1]
 
-    def _held(self, value: Any) -> Any:  # noqa: ANN401
-        """What a function holds: a part of the module becomes that of the copy."""
-        return self._copies.get(id(value)) if id(value) in self._copies else self._own(value)
+    def _leads(self, value: Any) -> bool:  # noqa: ANN401
+        todo, seen = [value], dict[int, Any]()
+        while todo:
+            one = todo.pop()
+            if id(one) in self._copies:
+                return True
+            if id(one) not in seen and isinstance(one, LEADING):
+                seen[id(one)] = one
+                todo += self._held(one)
+        return False
 
-    def _again(self, function: FunctionType) -> FunctionType:
-        if id(function) in self._seen:
-            return self._seen[id(function)]  # type: ignore[no-any-return]
-        cells = tuple(CellType() for _ in function.__closure__ or ())
-        new = FunctionType(function.__code__, function.__globals__, function.__name__, None, cells or None)
-        self._seen[id(function)] = new
-        before = [cell_contents(cell) for cell in function.__closure__ or ()]
-        after = [(self._held(content[0]),) if content else () for content in before]
-        defaults = tuple(map(self._held, function.__defaults__ or ())) or None
-        named = {k: self._held(v) for k, v in (function.__kwdefaults__ or {}).items()} or None
-        moved = any(a and a[0] is not b[0] and a[0] is not new for a, b in zip(after, before, strict=True))
-        if not (moved or _differ(defaults, function.__defaults__) or _differ(named, function.__kwdefaults__)):
-            self._seen[id(function)] = function
-            return function
-        for cell, content in zip(cells, after, strict=True):
-            if content:
-                cell.cell_contents = content[0]
-        new.__defaults__, new.__kwdefaults__ = defaults, named
+    def _held(self, value: Any) -> list[Any]:  # noqa: ANN401
+        match value:
+            case FunctionType():
+                cells = [content for cell in value.__closure__ or () for content in cell_contents(cell)]
+                named = (value.__kwdefaults__ or {}, vars(value), self._globals(value))
+                return [*cells, *(value.__defaults__ or ()), *(v for values in named for v in values.values())]
+            case MethodType():
+                return [value.__func__, value.__self__]
+            case partial():
+                return [value.func, *value.args, *value.keywords.values()]
+            case ref():
+                return [value()] if type(value) in (ref, WeakMethod) else []
+            case _ if id(value) in self._mine and not isinstance(value, tuple):
+                return []  # `replace_in` has them
+        return list(value.values() if isinstance(value, dict) else value)
+
+    def _globals(self, function: FunctionType) -> dict[str, Any]:
+        """The global variables that a function names, of those that are parts of the module."""
+        known = function.__globals__
+        return {n: known[n] for n in _names(function.__code__) if n in known and id(known[n]) in self._copies}
+
+    def _again(self, value: Any) -> Any:  # noqa: ANN401
+        own = self._own
+        match value:
+            case FunctionType():
+                return self._function(value)
+            case MethodType():
+                return MethodType(own(value.__func__), own(value.__self__))
+            case partial():
+                return partial(own(value.func), *map(own, value.args), **{k: own(v) for k, v in value.keywords.items()})
+            case ref():
+                return type(value)(own(value()))
+            case tuple():
+                new = map(own, value)
+                return type(value)(*new) if hasattr(value, "_fields") else tuple(new)
+        made = copy.copy(value)  # a list or dict that belongs to a function
+        self._made[id(value)] = value, made
+        self.replace_in(made)
+        return made
+
+    def _function(self, function: FunctionType) -> FunctionType:
+        """Its variables that lead to no part of the module stay shared with other functions."""
+        cells = tuple(map(self._cell, function.__closure__ or ())) or None
+        known = function.__globals__
+        if replaced := {name: self._own(value) for name, value in self._globals(function).items()}:
+            known = _Globals(known, replaced)
+        new = FunctionType(function.__code__, known, function.__name__, None, cells)
+        self._made[id(function)] = function, new
+        for cell, before in zip(cells or (), function.__closure__ or (), strict=True):
+            if cell is not before and not cell_contents(cell):
+                (content,) = cell_contents(before)
+                cell.cell_contents = self._own(content)
+        new.__defaults__ = tuple(map(self._own, function.__defaults__ or ())) or None
+        new.__kwdefaults__ = {k: self._own(v) for k, v in (function.__kwdefaults__ or {}).items()}
         new.__qualname__, new.__module__, new.__doc__ = function.__qualname__, function.__module__, function.__doc__
         new.__annotations__ = function.__annotations__
-        vars(new).update(vars(function))
+        vars(new).update({name: self._own(value) for name, value in vars(function).items()})
         return new
+
+    def _cell(self, cell: CellType) -> CellType:
+        """An empty one for each whose content is another in the copy."""
+        if id(cell) not in self._made:
+            self._made[id(cell)] = cell, CellType() if any(map(self._leads, cell_contents(cell))) else cell
+        return self._made[id(cell)][1]  # type: ignore[no-any-return]
+
+
+class _Globals(dict[str, Any]):
+    """Global variables of which some are replaced; the others are read where they are."""
+
+    def __init__(self, known: dict[str, Any], replaced: Mapping[str, Any]) -> None:
+        super().__init__({name: value for name, value in known.items() if name.startswith("__")} | dict(replaced))
+        self._known = known
+
+    def __contains__(self, name: object) -> bool:  # for cloudpickle
+        return super().__contains__(name) or name in self._known
+
+    def __missing__(self, name: str) -> Any:  # noqa: ANN401 - any variable
+        return self._known[name]
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """The global variables and attributes that it names, and those of functions in it."""
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _names(inner)
 
 
 def cell_contents(cell: CellType) -> tuple[Any, ...]:
@@ -88,8 +162,3 @@ def cell_contents(cell: CellType) -> tuple[Any, ...]:
         return (cell.cell_contents,)
     except ValueError:
         return ()
-
-
-def _differ(new: Any, old: Any) -> bool:  # noqa: ANN401 - defaults, or None
-    new, old = ([*v.values()] if isinstance(v, dict) else [*(v or ())] for v in (new, old))
-    return any(a is not b for a, b in zip(new, old, strict=True))

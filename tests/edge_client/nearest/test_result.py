@@ -61,8 +61,9 @@ def test_a_selection_shows_that_nothing_was_taken_because_nothing_is_known() -> 
 
 def test_predictions_have_the_names_of_the_devices_schema_and_numbers_where_it_has_none() -> None:
     chosen = Selection(center=1, best=1, way="loss", samples=3, ranking=(1, 0), fit="well")
-    answer = replace(no_center_answer("porch", chosen, fetched=0, signed_by=None), predicted={0: 2, 2: 1})
-    assert "it says class 0: 2, class 2: 1" in answer.in_words()
+    answer = replace(no_center_answer("porch", chosen, fetched=0, signed_by=None), n=3, predicted={0: 2, 2: 1})
+    assert "of 3 samples it says class 0: 2, class 2: 1" in answer.in_words()
+    assert "of 3 labels of 1 samples it says class 0: 2" in replace(answer, n=1).in_words()
     named = replace(answer, class_names=("sitting", "walking"))
     assert "it says sitting: 2, class 2: 1" in named.in_words()
     assert named.to_json()["class_names"] == ("sitting", "walking")

@@ -202,7 +202,7 @@ def test_an_interrupted_run_names_what_it_keeps_and_how_it_goes_on(tmp_path: Pat
         run.throw(KeyboardInterrupt)
     command = f"fedcenters-emulator simulate {tmp_path}/cut/config.toml --resume"
     kept = f"rounds 1 to 2 of 4 are kept in {tmp_path}/cut"
-    assert told == [f"interrupted; {kept}. Go on with: {command} (in Python: resume=True)"]
+    assert told == [f"interrupted; {kept}. In Python give resume=True. Go on with: {command}"]
     done = CliRunner().invoke(app, command.split()[1:])
     assert done.exit_code == 0, done.output
     assert len((tmp_path / "cut" / "metrics.jsonl").read_text().splitlines()) == 4
@@ -353,7 +353,7 @@ def test_a_run_that_its_machine_ends_says_how_it_goes_on(error: Exception, tmp_p
         run.throw(error)
     command = f"fedcenters-emulator simulate {tmp_path}/cut/config.toml --resume"
     kept = f"rounds 1 to 2 of 4 are kept in {tmp_path}/cut"
-    assert told == [f"ended by an error; {kept}. Go on with: {command} (in Python: resume=True)"]
+    assert told == [f"ended by an error; {kept}. In Python give resume=True. Go on with: {command}"]
 
 
 def test_the_seconds_of_a_run_that_went_on_are_those_of_all_its_rounds(tmp_path: Path) -> None:

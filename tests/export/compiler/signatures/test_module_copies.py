@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pickle import loads
+from types import FunctionType, MethodType
+from weakref import ref
 
+import cloudpickle
 import pytest
 import torch
 from torch import Tensor, nn
@@ -71,9 +75,62 @@ def in_a_layer_that_is_not_registered(net: Held) -> None:
     net.functions.append(beside)
 
 
+def in_containers_of_a_function(net: Held) -> None:
+    layers, found = [net.body], {"layers": (net.head, net.body.forward)}
+    net.functions.append(lambda h: h + layers[0].bias + found["layers"][1](X))
+    net.body.register_forward_hook(lambda _layer, _given, out: out * net.scale)
+
+
+def in_a_partial_of_a_function(net: Held) -> None:
+    scaled = partial(torch.mul, net.scale)
+    net.functions.append(lambda h: h + scaled(h))
+
+
+def in_a_method_that_is_put_in_place(net: Held) -> None:
+    net.body.forward = MethodType(lambda layer, x: F.linear(x, layer.weight) * net.scale, net.body)  # type: ignore[method-assign]
+
+
+class Calls:
+    """An object that is no layer."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        self.function = function
+
+    def __call__(self, h: Tensor) -> Tensor:
+        return self.function(h)
+
+
+def in_an_object(net: Held) -> None:
+    net.functions.append(Calls(lambda h: h * net.scale))
+
+
+def by_a_weak_reference(net: Held) -> None:
+    weak = ref(net)
+    net.functions.append(lambda h: h * weak().scale)  # type: ignore[union-attr]
+
+
+def beside_a_variable_that_a_hook_sets(net: Held) -> None:
+    seen = torch.zeros(())
+
+    def note(_layer: nn.Module, _given: object, out: Tensor) -> None:
+        nonlocal seen
+        seen = out.mean()
+
+    net.body.register_forward_hook(note)
+    net.functions.append(lambda h: h + seen * net.scale)
+
+
+def in_a_global_variable(net: Held) -> None:
+    script = {"net": net, "tanh": torch.tanh, "__builtins__": __builtins__}
+    function: FunctionType = eval("lambda h: sum(net.scale * part for part in (tanh(h), h))", script)  # noqa: S307 - a script
+    net.functions.append(function)
+
+
 KINDS = (
     *(in_a_lambda, in_a_function_of_a_function, in_a_default, in_a_partial, in_a_hook),
     *(in_place_of_a_layers_forward, in_a_layer_that_is_not_registered),
+    *(in_containers_of_a_function, in_a_partial_of_a_function, in_a_method_that_is_put_in_place, in_an_object),
+    *(by_a_weak_reference, beside_a_variable_that_a_hook_sets, in_a_global_variable),
 )
 
 
@@ -112,6 +169,14 @@ def test_each_copy_has_functions_of_its_own(copy: Callable[[nn.Module], nn.Modul
     assert torch.equal(answers(mine), answers(copy(other)))
 
 
+def test_a_copy_of_a_model_that_names_itself_by_a_global_variable_may_be_sent_to_a_worker() -> None:
+    one = Held(1)
+    in_a_global_variable(one)
+    mine = copied(one)
+    mine.load_state_dict(Held(2).state_dict())
+    assert torch.equal(answers(loads(cloudpickle.dumps(mine))), answers(mine))  # noqa: S301 - written here
+
+
 def test_functions_that_name_no_part_of_the_module_stay_what_they_are() -> None:
     net, seen = Held(0), list[Tensor]()
 
@@ -119,5 +184,11 @@ def test_functions_that_name_no_part_of_the_module_stay_what_they_are() -> None:
         seen.append(h)
         return h
 
-    net.functions += [noted, torch.relu]
-    assert copied(net).functions == [noted, torch.relu]
+    def even(h: Tensor, depth: int = 2) -> Tensor:
+        return odd(h, depth - 1) if depth else h
+
+    def odd(h: Tensor, depth: int) -> Tensor:
+        return even(h, depth - 1)
+
+    net.functions += [noted, torch.relu, even]
+    assert copied(net).functions == [noted, torch.relu, even]
