@@ -211,6 +211,7 @@ FORWARD_OVERRIDES: Mapping[Any, Callable[..., Any]] = {
     F.adaptive_avg_pool2d: _adaptive_avg_pool2d,
     F.pad: _pad,
     **dict.fromkeys((F.rrelu, torch.rrelu), _rrelu),
+    torch.rrelu_: partial(_rrelu, inplace=True),
     F.local_response_norm: _local_response_norm,
     F.one_hot: _one_hot,
     Tensor.__setitem__: _set_item,

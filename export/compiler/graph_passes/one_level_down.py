@@ -30,10 +30,11 @@ class OneLevelDown(nn.Module):
     def forward(self, *samples: Any) -> Any:  # noqa: ANN401 - as the model's own
         held = [(layer, name, value) for layer in self.modules() for name, value in layer.named_buffers(recurse=False)]
         out = self.model(*samples)
-        for layer, name, value in held:
-            if (new := getattr(layer, name)) is not value:
-                value.copy_(new)
-                setattr(layer, name, value)
+        replaced = [(layer, name, value) for layer, name, value in held if getattr(layer, name) is not value]
+        news = [getattr(layer, name).clone() for layer, name, _ in replaced]  # one may be the old tensor of another
+        for (layer, name, value), new in zip(replaced, news, strict=True):
+            value.copy_(new)
+            setattr(layer, name, value)
         return out
 
 

@@ -147,12 +147,13 @@ class RandomSlopes(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         h, f = super().forward(x), nn.functional
         fixed = f.rrelu(h, 0.2, 0.4) + torch.rrelu(h, 0.1, 0.3)
-        return f.rrelu(h, 0.2, 0.4, self.training) * f.rrelu(h + 1, 0.1, 0.3, self.training, inplace=True) + fixed
+        drawn = f.rrelu(h, 0.2, 0.4, self.training) * f.rrelu(h + 1, 0.1, 0.3, self.training, inplace=True)
+        return drawn * torch.rrelu_(h - 1, 0.3, 0.5, self.training) + fixed
 
 
 def test_random_slopes_below_zero_are_the_next_uniform_numbers_in_torch_and_in_the_graph() -> None:
     source = make_source(RandomSlopes(5, 3), input=(5,), loss="squared-error", dtype="float64")
-    assert source.noise == 2 * 3
+    assert source.noise == 3 * 3
     given = example_inputs(source, "step", 5)
     graph = trace_function(ForwardPasses(source), "step", batch=EXAMPLE_BATCH, dynamic=True)
     found = [value.detach().numpy() for value in graph(*given)]

@@ -23,6 +23,24 @@ class Centered(nn.Linear):
         return h - self.mean + 0.1 * old
 
 
+class Lagging(nn.Linear):
+    """Takes off the mean of the batch before the last one."""
+
+    mean: Tensor
+    older: Tensor
+
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+        self.register_buffer("mean", torch.zeros(4))
+        self.register_buffer("older", torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = super().forward(x)
+        if self.training:
+            self.older, self.mean = self.mean, h.detach().mean(0)
+        return h - self.older
+
+
 class NamedAsGraphs(nn.Module):
     """An autoencoder's code, the layer of a graph, and what goes with a sample."""
 
@@ -44,5 +62,5 @@ def test_a_step_of_a_model_with_the_names_of_a_graphs_parts_is_torchs() -> None:
 
 def test_a_step_tells_what_layers_within_others_put_in_place_of_their_buffers() -> None:
     twice = Centered()
-    module = nn.Sequential(nn.Linear(5, 4), nn.Sequential(twice, nn.Tanh(), twice), nn.Linear(4, 3))
+    module = nn.Sequential(nn.Linear(5, 4), nn.Sequential(twice, Lagging(), twice), nn.Linear(4, 3))
     assert step_difference(module, (5,)) < 1e-12
