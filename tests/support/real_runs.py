@@ -139,7 +139,7 @@ class RealRun:
             **facts,
         )
         testbed_files.write_reference(self.place, self.split.devices[self.names[0]].train.x[:8])
-        open_store(read_config(self.place / "coordinator.toml", environ={})).close()
+        self.folder.mkdir()
         put_own_program(self.folder, self.model, engines, batch=batch, tell=lambda _: None)
 
     def _disturb(self, event: str) -> None:
