@@ -191,7 +191,7 @@ def _write_program(  # noqa: PLR0913 - the facts of a program
         from export.compiler.program import compile_program
         from export.compiler.user_model import refusing_errors_of
 
-        with refusing_errors_of(origin.model, module):
+        with refusing_errors_of(origin.model):
             made = compile_program(
                 module,
                 example,

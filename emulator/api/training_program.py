@@ -247,7 +247,7 @@ def compile(  # noqa: A001, PLR0913 - `fc.compile`, and what a loss needs
         )
     engines = (engines,) if isinstance(engines, str) else engines
     name = type(module).__name__
-    with show_work(f"compiling {name}", shown=progress) as busy, refusing_errors_of(name, module):
+    with show_work(f"compiling {name}", shown=progress) as busy, refusing_errors_of(name):
         made = compile_program(
             module,
             example_input,

@@ -54,7 +54,7 @@ def load_model(path: str, arguments: Arguments, *, seed: int, recorded: bool = F
 
 
 @contextmanager
-def refusing_errors_of(name: str, module: nn.Module) -> Iterator[None]:
+def refusing_errors_of(name: str) -> Iterator[None]:
     """Within it any other exception of the user's forward, as under the tracer, becomes ProgramRefused."""
     try:
         yield
@@ -62,9 +62,7 @@ def refusing_errors_of(name: str, module: nn.Module) -> Iterator[None]:
         raise
     except Exception as wrong:
         line = line_of(wrong)
-        hooked = any(layer._forward_hooks or layer._forward_pre_hooks for layer in module.modules())  # noqa: SLF001 - no public name
         raise ProgramRefused(
             f"model {name!r} cannot become a training program{f' at {line}' if line else ''}: {describe_error(wrong)}",
-            hint="forward must take any batch of such samples, and must not decide by the values of a tensor"
-            + ("; a hook gets the layer of a copy, so keep what it finds in that and not in `self`" if hooked else ""),
+            hint="forward must take any batch of such samples, and must not decide by the values of a tensor",
         ) from wrong

@@ -131,6 +131,8 @@ COMPILES: Mapping[tuple[str, str], Makers] = {
         "Conv3d": lambda: nn.Conv3d(2, 2, 3),
         "MaxPool3d": lambda: nn.MaxPool3d(2),
         "AvgPool3d": lambda: nn.AvgPool3d(2),
+        "AdaptiveAvgPool3d": lambda: nn.AdaptiveAvgPool3d((3, None, 2)),
+        "AdaptiveMaxPool3d": lambda: nn.AdaptiveMaxPool3d(2),
     },
     ("sequence", "recurrent"): {
         "RNN": lambda: First(nn.RNN(8, 3, batch_first=True)),
@@ -148,6 +150,7 @@ COMPILES: Mapping[tuple[str, str], Makers] = {
         "TransformerEncoder": lambda: nn.TransformerEncoder(
             nn.TransformerEncoderLayer(8, 2, 12, batch_first=True), 2, enable_nested_tensor=False
         ),
+        "Transformer": lambda: First(nn.Transformer(8, 2, 1, 1, 12, batch_first=True), 2),
     },
     ("tokens", "embedding"): {
         "Embedding": lambda: TokenHead(nn.Embedding(11, 4)),
@@ -156,6 +159,7 @@ COMPILES: Mapping[tuple[str, str], Makers] = {
 }
 REFUSED: Mapping[tuple[str, str], Makers] = {
     ("image", "unequal windows"): {"AdaptiveMaxPool2d": lambda: nn.AdaptiveMaxPool2d(4)},
+    ("volume", "unequal windows"): {"AdaptiveMaxPool3d": lambda: nn.AdaptiveMaxPool3d(3)},
 }
 QUICK = {"plain"}
 
