@@ -212,13 +212,16 @@ class Fit(_Bits):
     """Minimise (1/n) sum_j q_j loss(w; x_j, y_j) + <linear, w> + (mu/2) ||w - anchor||^2 from `start`.
 
     `start`, `init`, `anchor` and `linear` are [schema.size] (the buffer part of anchor and linear is ignored). Each
-    step is SGD with momentum; velocity starts at zero. An `optimiser` takes its place, and has its own momentum; what
-    it keeps from step to step starts at zero as well. `rows` is "ones", or "posterior:m": q is candidate m's share of
-    each sample, as the last probe of this round left it on the device, or "all-but:m": q is 0 for the m samples that a
-    probe with seed 0 and `limit` m evaluates, and n / (n - m) for the others. Batches follow `seed`. The device keeps
-    the trained model in `slot`; with `upload` false it stays there, and only the mean training loss is answered. With
-    `buffers` "own" the running statistics are those of the model kept in `slot`, where there is one. `center` numbers
-    the model that the update is for, where there are several: what compression loses is made up for per center.
+    step is SGD with momentum; velocity starts at zero. An `optimiser` takes its place; what it keeps starts at zero as
+    well. `rows` is "ones", or "posterior:m": q is candidate m's share of each sample, as the last probe of this round
+    left it on the device, or "all-but:m": q is 0 for the m samples that a probe with seed 0 and `limit` m evaluates,
+    and n / (n - m) for the others. Batches follow `seed`. The device keeps the trained model in `slot`; with `upload`
+    false the mean training loss alone is answered. `buffers` "own": with the running statistics of the model in `slot`,
+    if there is one. `center` numbers the model that the update is for: what compression loses is made up for per
+    center.
+
+    >>> Fit(start=np.zeros(4), steps=20, lr=0.1, batch=16, seed=0).upload
+    True
     """
 
     start: Flat | Literal["own"]
@@ -284,18 +287,17 @@ class Probe(_Bits):
 
     A candidate may be the device's own. `want` is a set of what is asked: "loss", which the reply has as `losses`, or
     "votes", "posterior", "confusion", "errors", "positions", "inputs", "answers", "grad" and "labels", which it has
-    under these names ("grad" and "labels" only alone; for "labels", the number of training samples of each class, no
-    candidate is needed). `split` says on which local data ("train"; "test" for held-out samples), `prior` holds one
-    weight per model, `limit` caps the number of samples.
-    A "posterior" of all training samples also stays on the device, for the fits of the same round. `buffers` says which
+    under these names ("grad" and "labels" only alone; "labels", the training samples of each class, need no candidate).
+    `split` is "train", or "test" for held-out samples; `prior` has one weight per model, `limit` caps the samples. A
+    "posterior" of all training samples also stays on the device, for the fits of the same round. `buffers` says which
     running statistics the models are evaluated with: their own ("sent"), those of the device's model in slot "main", if
-    there is one ("own"), or the statistics of the device's training samples under each model ("batch"). With
-    `label_totals`, one entry per candidate, a classifier is corrected from the labels [C] that it was trained on to
-    those of the device's training samples; an entry of None, and a model of the device's own, is not corrected.
-    "inputs" asks for the moments of all inputs of the device (nearest/input_moments.py), whatever the split, "answers"
-    for each candidate's AnswerLook (nearest/answer_moments.py), of a classifier. "errors" is of a model whose targets
-    are numbers, "positions" of one with classes, where a confusion matrix would be large. `least`, of losses alone,
-    tells that only the least one is read: the others may be bounds below what they are.
+    there is one ("own"), or of the device's training samples under each model ("batch"). With `label_totals`, one entry
+    per candidate, a classifier is corrected from the labels [C] that it was trained on to those of the device's
+    training samples; an entry of None, and a model of the device's own, is not corrected. "inputs" asks for the moments
+    of all inputs of the device (nearest/input_moments.py), whatever the split, "answers" for each candidate's
+    AnswerLook (nearest/answer_moments.py), of a classifier. "errors" is of a model whose targets are numbers,
+    "positions" of one with many classes. `least`, of losses alone, tells that only the least one is read: others may be
+    bounds below.
 
     >>> len(Probe(models=[np.zeros(4), np.ones(4)], want=frozenset({"loss"}), batch=16, seed=0).models)
     2
@@ -321,8 +323,7 @@ class Probe(_Bits):
             raise TypeError(f"want must be a set, as {{'loss'}}, got {self.want!r:.80}")
         if not self.want or not self.want <= PROBE_QUANTITIES:
             raise ValueError(f"want must be some of {sorted(PROBE_QUANTITIES)}, got {sorted(self.want)}")
-        if self.split not in DATA_SPLITS:
-            raise ValueError(f"split must be 'train' or 'test', got {self.split!r}")
+        _one_of("split", self.split, DATA_SPLITS)
         if self.prior is not None and len(self.prior) != len(self.models):
             raise ValueError("prior needs one weight per model")
         if wrong := probe_contradiction(self.want, len(self.models), self.label_totals, least=self.least):
@@ -375,12 +376,15 @@ class Reply(_Bits):
     """What a device answered. Only what was asked for is present, else None; M is the number of candidate models.
 
     `n` is the number of samples behind it, of the split that was asked. A fit has `update` [schema.size], the whole
-    trained model, decoded, or without upload `losses` [1], that of training. A probe has what it `want`s: `losses` [M],
-    mean ones; `votes` [M] int64, for how many samples a candidate is the best; `posterior` [M], mean responsibilities;
+    trained model, or without upload `losses` [1], that of training. A probe has what it `want`s: `losses` [M], mean
+    ones; `votes` [M] int64, for how many samples a candidate is the best; `posterior` [M], mean responsibilities;
     `confusion` [M, C, C] int64, rows the true class; `errors` [M, 3], squared, absolute, variance of the targets;
     `positions` [M, 3], labels that count, right ones, summed loss; `grad` [n_params], the mean gradient; `labels` [C],
-    training samples by class, soft labels by their shares; `inputs`, `answers` [M, d]: moments. All are float64 but
-    `update` and `grad`. `words` uint32 are a part of a sum (summed_task.py): only sums of many reach a method.
+    training samples by class, soft ones by shares; `inputs`, `answers` [M, d]: moments. All are float64 but `update`
+    and `grad`. `words` uint32 are a part of a sum (summed_task.py): only sums of many reach a method.
+
+    >>> Reply(n=1, losses=np.ones(2)) == Reply(n=1, losses=np.ones(2))
+    True
     """
 
     n: int
