@@ -212,13 +212,12 @@ class Fit(_Bits):
     """Minimise (1/n) sum_j q_j loss(w; x_j, y_j) + <linear, w> + (mu/2) ||w - anchor||^2 from `start`.
 
     `start`, `init`, `anchor` and `linear` are [schema.size] (the buffer part of anchor and linear is ignored). Each
-    step is SGD with momentum; velocity starts at zero. An `optimiser` takes its place; what it keeps starts at zero as
-    well. `rows` is "ones", or "posterior:m": q is candidate m's share of each sample, as the last probe of this round
-    left it on the device, or "all-but:m": q is 0 for the m samples that a probe with seed 0 and `limit` m evaluates,
-    and n / (n - m) for the others. Batches follow `seed`. The device keeps the trained model in `slot`; with `upload`
-    false the mean training loss alone is answered. `buffers` "own": with the running statistics of the model in `slot`,
-    if there is one. `center` numbers the model that the update is for: what compression loses is made up for per
-    center.
+    step is SGD with momentum; velocity starts at zero. An `optimiser` takes its place; what it keeps starts at zero,
+    too. `rows` is "ones", or "posterior:m": q is candidate m's share of each sample, as this round's last probe left it
+    on the device, or "all-but:m": q is 0 for the m samples that a probe with seed 0 and `limit` m evaluates, and n / (n
+    - m) for the others. Batches follow `seed`. The device keeps the trained model in `slot`; with `upload` false the
+    mean training loss alone is answered. `buffers` "own": with the running statistics of the model in `slot`, if there
+    is one. `center` numbers the model that the update is for: what compression loses is made up for per center.
 
     >>> Fit(start=np.zeros(4), steps=20, lr=0.1, batch=16, seed=0).upload
     True
@@ -289,15 +288,14 @@ class Probe(_Bits):
     "votes", "posterior", "confusion", "errors", "positions", "inputs", "answers", "grad" and "labels", which it has
     under these names ("grad" and "labels" only alone; "labels", the training samples of each class, need no candidate).
     `split` is "train", or "test" for held-out samples; `prior` has one weight per model, `limit` caps the samples. A
-    "posterior" of all training samples also stays on the device, for the fits of the same round. `buffers` says which
-    running statistics the models are evaluated with: their own ("sent"), those of the device's model in slot "main", if
-    there is one ("own"), or of the device's training samples under each model ("batch"). With `label_totals`, one entry
-    per candidate, a classifier is corrected from the labels [C] that it was trained on to those of the device's
-    training samples; an entry of None, and a model of the device's own, is not corrected. "inputs" asks for the moments
-    of all inputs of the device (nearest/input_moments.py), whatever the split, "answers" for each candidate's
-    AnswerLook (nearest/answer_moments.py), of a classifier. "errors" is of a model whose targets are numbers,
-    "positions" of one with many classes. `least`, of losses alone, tells that only the least one is read: others may be
-    bounds below.
+    "posterior" of all training samples stays on the device, too, for this round's fits. `buffers` says which running
+    statistics the models are evaluated with: their own ("sent"), those of the device's model in slot "main", if there
+    is one ("own"), or of the device's training samples under each model ("batch"). With `label_totals`, one entry per
+    candidate, a classifier is corrected from the labels [C] that it was trained on to those of the device's training
+    samples; an entry of None, and a model of the device's own, is not corrected. "inputs" asks for the moments of all
+    inputs of the device (nearest/input_moments.py), whatever the split, "answers" for each candidate's AnswerLook
+    (nearest/answer_moments.py), of a classifier. "errors" is of a model whose targets are numbers, "positions" of one
+    with many classes. `least`, of losses alone, tells that only the least one is read: others may be bounds below.
 
     >>> len(Probe(models=[np.zeros(4), np.ones(4)], want=frozenset({"loss"}), batch=16, seed=0).models)
     2
