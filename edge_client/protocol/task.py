@@ -214,10 +214,10 @@ class Fit(_Bits):
     `start`, `init`, `anchor` and `linear` are [schema.size] (the buffer part of anchor and linear is ignored). Each
     step is SGD with momentum; velocity starts at zero. An `optimiser` takes its place; what it keeps starts at zero,
     too. `rows` is "ones", or "posterior:m": q is candidate m's share of each sample, as this round's last probe left it
-    on the device, or "all-but:m": q is 0 for the m samples that a probe with seed 0 and `limit` m evaluates, and n / (n
-    - m) for the others. Batches follow `seed`. The device keeps the trained model in `slot`; with `upload` false the
-    mean training loss alone is answered. `buffers` "own": with the running statistics of the model in `slot`, if there
-    is one. `center` numbers the model that the update is for: what compression loses is made up for per center.
+    on the device, or "all-but:m": q is 0 for the m samples that a probe with seed 0 and `limit` m evaluates, and
+    n / (n - m) for the others. Batches follow `seed`. The device keeps the trained model in `slot`; without `upload`
+    only the mean training loss is answered. `buffers` "own": with the running statistics of the model in `slot`, if
+    there is one. `center` numbers the model that the update is for: what compression loses is made up for per center.
 
     >>> Fit(start=np.zeros(4), steps=20, lr=0.1, batch=16, seed=0).upload
     True
@@ -295,7 +295,7 @@ class Probe(_Bits):
     samples; an entry of None, and a model of the device's own, is not corrected. "inputs" asks for the moments of all
     inputs of the device (nearest/input_moments.py), whatever the split, "answers" for each candidate's AnswerLook
     (nearest/answer_moments.py), of a classifier. "errors" is of a model whose targets are numbers, "positions" of one
-    with many classes. `least`, of losses alone, tells that only the least one is read: others may be bounds below.
+    with many classes. `least`, of losses alone: only the least one is read, the others may be lower bounds.
 
     >>> len(Probe(models=[np.zeros(4), np.ones(4)], want=frozenset({"loss"}), batch=16, seed=0).models)
     2
