@@ -28,6 +28,7 @@ from edge_client.protocol.task import Array, ClientId, Flat, Schema
 from edge_client.toml_files import read_toml
 from emulator import config
 from emulator.data.fleet_split import FleetData, SamplesMissing, label_counts
+from emulator.run.replaced_files import finish_replaced_run
 from emulator.run.run_parts import USUAL_LOSS, kept_parts
 from emulator.run_centers import RunCenters
 from export.bundle.bundle_contents import BundleNames, BundleSource, LabelledSamples, NewcomerData
@@ -43,7 +44,8 @@ MAX_CALIBRATION_SAMPLES = 512  # training samples, every device's share alike
 
 
 def is_run_folder(run: Path) -> bool:
-    """Whether `fedcenters-emulator simulate` wrote this folder."""
+    """Whether `fedcenters-emulator simulate` wrote this folder. What a save that was killed left is finished first."""
+    finish_replaced_run(run)
     return all((run / name).is_file() for name in ("config.toml", config.FLEET_FILE, "metrics.jsonl"))
 
 

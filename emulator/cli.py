@@ -365,6 +365,10 @@ def report(
         from emulator.reports.demo_page import check_demo, write_report
         from emulator.reports.demo_page import draw_demo_pictures as draw
 
+        from emulator.run.replaced_files import finish_replaced_run
+
+        for run in runs:
+            finish_replaced_run(run)
         if picture is not None:
             check_demo(runs)
         if len(runs) == 1 and out is None and (runs[0] / "summary.json").is_file():

@@ -18,7 +18,7 @@ except ImportError as missing:  # a device's installation has no typer
 
     raise SystemExit(report_missing_extra(missing)) from None
 
-from edge_client.errors import ProgramRefused, UsageError
+from edge_client.errors import ConfigError, ProgramRefused, UsageError
 from edge_client.protocol.program import Loss, Origin
 from edge_client.rare_collection import rare_collection
 from export import bundle_cli
@@ -152,9 +152,13 @@ def cache(
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
 ) -> None:
     """Show the cache of compiled containers, or clear it. FEDCENTERS_CACHE=off compiles without it."""
-    from export.compiler.container_cache import cache_entries, cache_folder
+    from export.compiler.container_cache import VARIABLE, cache_entries, chosen_folder
 
-    folder = cache_folder()
+    folder, why_none = None, "the cache is off"
+    try:
+        folder = chosen_folder()
+    except ConfigError as wrong:
+        why_none = f"nothing is cached, as {wrong.message}: {wrong.hint}, or name a folder by {VARIABLE}"
     entries = [] if folder is None else cache_entries(folder)
     size = sum(entry.stat().st_size for entry in entries)
     for entry in entries if clear else ():
@@ -163,7 +167,7 @@ def cache(
         told = {"folder": None if folder is None else str(folder), "containers": len(entries), "bytes": size}
         print(json.dumps({**told, "cleared": clear}))
     elif folder is None:
-        print("the cache is off")
+        print(why_none)
     else:
         print(f"{folder}: {len(entries)} containers, {_size(size)}{', removed' if clear else ''}")
 

@@ -17,6 +17,7 @@ from coordinator.artifacts.signed_program import CompiledProgram
 from coordinator.config import CoordinatorConfig
 from coordinator.config_sections import RunConfig
 from coordinator.nearest.learn_from_replies import MIN_MEASUREMENTS, look_of_a_device
+from coordinator.rounds.asynchronous.options import buffer_of_all
 from coordinator.rounds.buffer_bounds import bounded_buffers
 from coordinator.rounds.label_counting import check_label_totals
 from coordinator.rounds.metrics import RoundReport, scoring_of
@@ -116,6 +117,9 @@ class RunTrainer:
             state = self._begun(strategy, fleet)
             if spare := spare_centers(strategy, len(fleet)):
                 log.warning("%s: %s", run.name, spare)
+            waits = self.without_rounds and buffer_of_all(self.without_rounds.options.buffer, len(fleet))
+            if waits:
+                log.warning("%s: %s", run.name, waits)
             asking, _ = with_over_selection(strategy, self.config.round.over_select, len(fleet))
             tested = self.config.round.evaluation.smallest_share(run.rounds)
             if few := too_few_asked(asking, len(fleet), tested=tested):  # more devices may come

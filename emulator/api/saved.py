@@ -30,7 +30,6 @@ from emulator.reports.demo_page import read_events, round_events
 from emulator.reports.pictures import records as pictures
 from emulator.run.execute import SimulationResult
 from emulator.run.load import load_fleet
-from emulator.run.replaced_files import finish_replaced_run
 from emulator.run.resolve import ResolvedRun, resolve_run
 from emulator.run.run_parts import MARKED, kept_parts, same_samples, samples_checksums
 from emulator.simulation.checkpoint import read_checkpoint
@@ -72,7 +71,6 @@ def load(
     True
     """
     place = Path(folder)
-    finish_replaced_run(place)
     if not is_run_folder(place):
         if is_coordinators_folder(place):
             told = f"{place} is a coordinator's folder, which has no device's samples and no traced model"

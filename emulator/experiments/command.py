@@ -107,8 +107,9 @@ def run_experiment(prepared: ExperimentArgs, say: Report) -> dict[str, Any]:
         if not prepared.kept:
             with ProgressReporter(missing, say) as told:
                 reasons = run_cells(todo, place, asked, told, told.begin)
-    except KeyboardInterrupt:
-        say(told_where_to_go_on(prepared, todo))
+    except (KeyboardInterrupt, OSError, MemoryError) as ended:  # a full disk
+        how = "interrupted" if isinstance(ended, KeyboardInterrupt) else "ended by an error"
+        say(f"{how}; {told_where_to_go_on(prepared, todo)}")
         raise
     results = finished_results(place, seeds)
     render = render_matrix if plan.judged else render_table
@@ -208,12 +209,12 @@ def summarise_experiment(prepared: ExperimentArgs, say: Report = say_nothing) ->
 
 
 def told_where_to_go_on(prepared: ExperimentArgs, todo: Sequence[CellRun]) -> str:
-    """What an interrupted table keeps, what is left of it, and the command that goes on."""
+    """What a table keeps that ended early, what is left of it, and the command that goes on."""
     place = prepared.place
     left = [job for job in todo if read_finished(job, place) is None]
     begun = [f"round {number} of {job.cell.rounds} of {job.name}" for job in left if (number := kept_round(job, place))]
     return (
-        f"interrupted; {place.out} keeps {len(todo) - len(left)} of {len(todo)} runs"
+        f"{place.out} keeps {len(todo) - len(left)} of {len(todo)} runs"
         + (
             "".join(f", and {one}" for one in begun)
             or f"; of a run under way, every {CHECKPOINT_EVERY}th round is kept"

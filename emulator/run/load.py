@@ -49,7 +49,7 @@ def load_fleet(run: ResolvedRun, fleet: Fleet | None = None) -> LoadedFleet:
     if spare := spare_centers(run.strategy, len(split.devices)):
         log.warning("%s", spare)
     options = run.settings.asynchronous
-    if options and args.buffer is None and (waits := buffer_of_all(options.buffer, len(split.devices))):
+    if options and (waits := buffer_of_all(options.buffer, len(split.devices))):
         log.warning("%s", waits)
     attackers = run.attack.attackers(split.devices, args.seed)
     split = replace(split, devices=run.attack.poison_data(split.devices, attackers))

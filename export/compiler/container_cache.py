@@ -44,14 +44,17 @@ CONVERTERS: Mapping[str, Sequence[str]] = {
 
 def cache_folder() -> Path | None:
     """Where containers are cached; None when the cache is off, and for a user without a home."""
-    named = os.environ.get(VARIABLE, "")
-    if named == OFF:
-        return None
     try:
-        return (Path(named) if named else user_cache()) / "containers"
+        return chosen_folder()
     except ConfigError as wrong:
         _tell_once("", wrong.message)
         return None
+
+
+def chosen_folder() -> Path | None:
+    """Where containers are cached; None when the cache is off. Raises ConfigError for a user without a home."""
+    named = os.environ.get(VARIABLE, "")
+    return None if named == OFF else (Path(named) if named else user_cache()) / "containers"
 
 
 def cached_file(key: str | None, make: Callable[[], bytes]) -> bytes:

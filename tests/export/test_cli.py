@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import io
 import json
+import pwd
 import shutil
 import sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -124,6 +125,22 @@ def test_the_garbage_collector_seldom_runs_while_a_command_works(capsys: pytest.
     assert run_export(*PROGRAM, "--model", "tells_threshold:Net", "--out", "none") != 0
     assert f"threshold {RARE}" in capsys.readouterr().err
     assert gc.get_threshold() != RARE
+
+
+def test_the_cache_of_a_user_without_a_home_says_so_and_what_gives_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It said that the cache is off, which only FEDCENTERS_CACHE=off turns off."""
+    for name in ("FEDCENTERS_CACHE", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)  # a number without an account, as in a container
+    assert run_export("cache") == 0
+    said = capsys.readouterr().out
+    assert said.startswith("nothing is cached, as this user has no home folder: set HOME, or XDG_CACHE_HOME, ")
+    assert said.endswith("or name a folder by FEDCENTERS_CACHE\n")
+    monkeypatch.setenv("FEDCENTERS_CACHE", "off")
+    assert run_export("cache") == 0
+    assert capsys.readouterr().out == "the cache is off\n"
 
 
 def test_the_folder_holds_readable_names(written: Path) -> None:

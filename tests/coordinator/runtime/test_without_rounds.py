@@ -285,7 +285,9 @@ def test_a_device_with_another_engine_that_comes_late_gets_a_task(
     assert "fit" in {task["job"] for task in spy.said("task", cid="a04")}
 
 
-def test_the_status_tells_of_updates(tmp_path: Path) -> None:
+def test_the_status_tells_of_updates_and_the_log_of_a_buffer_that_waits_for_all(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     fed = federation(tmp_path, rounds=3, devices=2, concurrency=2, buffer=2)
     fed.start_coordinator()
     fed.start_mute_device("d00")
@@ -294,6 +296,7 @@ def test_the_status_tells_of_updates(tmp_path: Path) -> None:
     lines = "\n".join(status_lines(read_status(fed.config.folder)))
     fed.world.end()
     assert "2 devices at work (of at most 2), 0 of 2 updates" in lines
+    assert "run: buffer is 2, with 2 devices: " in caplog.text
 
 
 def test_a_small_history_is_kept_and_is_enough_for_a_restart(tmp_path: Path) -> None:

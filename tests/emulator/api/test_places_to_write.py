@@ -17,6 +17,8 @@ from typer.testing import CliRunner
 import fedcenters as fc
 from edge_client.errors import UsageError
 from edge_client.protocol.nearest.router_file import write_router
+from emulator.cli import app as emulator_app
+from export.bundle.bundle_contents import find_run_reader
 from export.cli import app as export_app
 from tests.support.router_guides import GUIDE
 from tests.support.size_limit import files_of_at_most
@@ -97,6 +99,10 @@ for number, place in enumerate(sorted(root.iterdir()), 1):
 """
 
 
+def draw_report(place: Path) -> None:
+    assert CliRunner().invoke(emulator_app, ["report", str(place)]).exit_code == 0
+
+
 def test_a_save_that_is_killed_at_any_step_leaves_one_of_the_two_runs_whole(result: fc.Result, tmp_path: Path) -> None:
     """Between two of its seven renames it left a run without its checkpoint. A guide is of the first run alone."""
     new, old = dataclasses.replace(result, seconds=99.0).save(tmp_path / "new"), result.save(tmp_path / "old")
@@ -109,6 +115,11 @@ def test_a_save_that_is_killed_at_any_step_leaves_one_of_the_two_runs_whole(resu
     command = [sys.executable, "-c", KILLED, str(new), str(tmp_path / "runs")]
     done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
     killed = places[: int(done.stdout)]
+    half = [place for place in killed if (place / ".whole").is_dir()]
+    for number, read in enumerate((find_run_reader, draw_report)):  # both read a part of each run
+        place = shutil.copytree(half[len(half) // 2], tmp_path / f"read-{number}")
+        read(place)
+        assert contents_of(place).items() >= after.items()
     found = [fc.load(place).seconds for place in killed]
     for place, seconds in zip(killed, found, strict=True):
         there = {name: data for name, data in contents_of(place).items() if not name.startswith((".new", ".replaced"))}

@@ -19,6 +19,7 @@ from emulator.experiments.command import ExperimentArgs, run_experiment, summari
 from emulator.run.holding import hold_folder
 from emulator.run.summary import Record
 from emulator.simulation import virtual_network
+from tests.support.size_limit import files_of_at_most
 
 TOML = """
 title = "A table of digits"
@@ -160,9 +161,13 @@ def test_a_cell_that_another_process_ends_meanwhile_is_not_told_as_one_that_was_
         assert run_cells([job, later], place, ["accuracy"], lambda *_: None, begin) == {}
 
 
-def test_an_interrupted_table_says_what_is_kept_what_is_left_and_how_to_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("ending", "words"), [(KeyboardInterrupt, "interrupted"), (OSError, "ended by an error")], ids=["stopped", "full"]
+)
+def test_a_table_that_ends_early_says_what_is_kept_what_is_left_and_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: type[BaseException], words: str
 ) -> None:
+    """By Ctrl-C, or because the disk takes no more: then only the error was said."""
     text = TOML
     for old, new in (('"absent"', '"again"'), ('"mnist"', '"digits"'), ('"mnist-mlp"', '"digits-mlp"')):
         text = text.replace(old, new)
@@ -173,16 +178,19 @@ def test_an_interrupted_table_says_what_is_kept_what_is_left_and_how_to_go_on(
     def say(line: str) -> None:
         said.append(line)
         if "again" in line and "round 7/8" in line and threading.current_thread() is threading.main_thread():
-            raise KeyboardInterrupt  # not in the thread of the reporter, which tells of a slow round
+            if ending is KeyboardInterrupt:
+                raise KeyboardInterrupt  # not in the thread of the reporter, which tells of a slow round
+            disk.enter_context(files_of_at_most(100))
 
     monkeypatch.setattr(progress, "SILENCE_S", 0.0)
     prepared = ExperimentArgs(name="two", out=tmp_path / "my out", rounds=8, only=["FedAvg"])
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(ending), ExitStack() as disk:
         run_experiment(prepared, say)
+    assert said[-1].startswith(f"{words}; {tmp_path / 'my out'}")
     assert "keeps 1 of 2 runs, and round 5 of 8 of FedAvg (K=1), again, seed 0. Left: 1. " in said[-1]
-    words = shlex.split(said[-1].partition("Go on with: ")[2])
-    assert words[:3] == ["fedcenters-emulator", "experiment", "two"]
-    assert words[3:] == ["--rounds", "8", "--out", str(tmp_path / "my out"), "--only", "FedAvg"]
+    command = shlex.split(said[-1].partition("Go on with: ")[2])
+    assert command[:3] == ["fedcenters-emulator", "experiment", "two"]
+    assert command[3:] == ["--rounds", "8", "--out", str(tmp_path / "my out"), "--only", "FedAvg"]
     told = summarise_experiment(prepared)
     assert [one["under_way"] for one in told["cells"]] == [{}, {"0": 5}]
     assert "| again | - | FedAvg, seed 0: round 5 of 8 kept | - |" in told["table"].splitlines()
