@@ -26,8 +26,8 @@ from edge_client.protocol.task import Array
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#F0E442", "#000000")
 CURVE_ORDER = (0, 1, 2, 3, 7, 5, 4, 6)  # COLOURS of curves side by side: the two oranges stand apart
-MARKERS = "osD^vP*X<>"
-GLOBAL_COLOUR = "#6b7280"
+EDGES = ("white", "black", "#ff00ff", "#00ff00")  # of dots of centers 0 to 7, 8 to 15, ...
+MARKERS, GLOBAL_COLOUR = "osD^vP*X<>", "#6b7280"
 LINES = ("-", "--", "-.", ":")
 MAX_NAMED_CLASSES = 10  # as many classes or centers have words or colours of their own
 HEAT_SHADES = 40
@@ -131,7 +131,7 @@ def draw_fleet(
 ) -> None:
     """Devices where their first update lies (two principal components), coloured by the center they ended with.
 
-    Dots that would cover each other are moved apart. From the ninth center on colours come again, with a dark edge.
+    Dots that would cover each other are moved apart. From the ninth center on colours come again, with another edge.
     """
     ends = {d: k for d, k in assignment.items() if d in points}
     named = sorted(ends)
@@ -142,9 +142,9 @@ def draw_fleet(
     for k, group in (shown := sorted({(k, groups.get(d, 0)) for d, k in ends.items()})):
         here = np.array([places[d] for d, c in sorted(ends.items()) if (c, groups.get(d, 0)) == (k, group)])
         look: dict[str, Any] = {"color": center_colour(k), "marker": MARKERS[group % len(MARKERS)]}
-        look["edgecolor"] = ("white", "black")[k // len(COLOURS) % 2]
+        look["edgecolor"] = EDGES[k // len(COLOURS) % len(EDGES)]
         look["label"] = f"group {group} → center {k}" if groups else f"center {k}"
-        axes.scatter(here[:, 0], here[:, 1], s=size, lw=0.8, **look)
+        axes.scatter(here[:, 0], here[:, 1], s=size, lw=1.3 if k >= len(COLOURS) else 0.8, **look)
     axes.set(title="Where each device's first update points", xlabel="first component", ylabel="second component")
     axes.set(xticks=[], yticks=[])
     axes.margins(0.15)

@@ -47,6 +47,7 @@ from export.bundle.reader import (
     container_ending,
     encode_manifest,
 )
+from export.bundle.refilled_tflite import RefillableFile, refillable
 from export.bundle.verify_centers import (
     accuracy_by_device,
     file_logits,
@@ -120,6 +121,7 @@ class _BundleBuild:
                 hint="let forward take any batch size, as by x.shape[0] in place of len(x)",
             )
         self._network = _loader(material, self._frozen) if options.formats else None
+        self._refillable: RefillableFile | None = None  # a center's TFLite file
         reference = material.reference
         self._samples = (
             random_inputs(material.program) if reference is None else reference.subsample(MAX_COMPARED_SAMPLES).x
@@ -177,9 +179,7 @@ class _BundleBuild:
             for fmt in self._wish.formats:
                 path = f"{folder}/model.{fmt}"
                 made = self._material.made.get(path)
-                data = made or self._with_facts(
-                    _file(self._program, self._files, self._frozen, network, vector, fmt), fmt
-                )
+                data = made or self._with_facts(self._file(network, vector, fmt), fmt)
                 files[fmt] = {**put(path, data), "parity": self._checked(network, data, fmt, k)}
                 known = {**known, **self._accuracy(k, data, fmt)}
                 for scheme in quantize.supported_schemes(fmt, quantize.SCHEMES):
@@ -194,6 +194,20 @@ class _BundleBuild:
         if (adapter := adapter_files(self._program, vector)) is not None:
             entry["adapter"] = {kind: put(f"{folder}/adapter/{name}", data) for kind, (name, data) in adapter.items()}
         return entry
+
+    def _file(self, network: nn.Module, vector: Flat, fmt: str) -> bytes:
+        """One self-contained file: the program's own ONNX file or another center's TFLite file, where one will do."""
+        program = self._program
+        if fmt == "onnx" and "onnx" in program.containers:
+            return _baked(program, self._files, self._frozen, vector)
+        if fmt != "tflite":
+            return export_center(network, program.input, fmt)
+        weights = list(program.schema.split(vector).values())
+        if self._refillable is not None:
+            return self._refillable.refilled(weights)
+        file = export_center(network, program.input, fmt)
+        self._refillable = refillable(file, weights)
+        return file
 
     def _with_facts(self, file: bytes, fmt: str) -> bytes:
         """The file, with what its card says of classes and input where the format has a place for it."""
@@ -262,12 +276,8 @@ def _pt2_infer(program: Program) -> str:
     return program.containers["pt2"]["infer"].sha256
 
 
-def _file(
-    program: Program, files: Mapping[str, bytes], frozen: Tensors, network: nn.Module, vector: Flat, fmt: str
-) -> bytes:
-    """One self-contained file; ONNX is the program's own infer graph with the weights in it, where there is one."""
-    if fmt != "onnx" or "onnx" not in program.containers:
-        return export_center(network, program.input, fmt)
+def _baked(program: Program, files: Mapping[str, bytes], frozen: Tensors, vector: Flat) -> bytes:
+    """The program's ONNX infer graph with the weights in it."""
     prefix = {"p": "w", "b": "buffers"}
     values = program.schema.split(np.asarray(vector, dtype=program.dtype))
     weights = {f"{prefix[t.role]}/{t.name}": values[t.name] for t in program.schema.tensors}

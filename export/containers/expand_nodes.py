@@ -32,8 +32,11 @@ def expand_nodes(exported: ExportedProgram, table: Decompositions) -> bool:
     """Replace each node that calls a Python function, or what `table` decomposes, by its operators.
 
     Returns False and leaves the program as it was where this is not enough: for subgraphs, symbolic sizes, operators
-    that write to their inputs, decompositions with constants of their own, and what torch cannot trace alone.
+    that write to their inputs, those that torch makes of others, as in the export of a module, decompositions with
+    constants of their own, and what torch cannot trace alone.
     """
+    if any(_is_composite(node.target) for node in exported.graph.nodes):
+        return False
     if not any(node.op == "call_function" and _is_asked(node.target, table) for node in exported.graph.nodes):
         return True
     inputs = [node.meta["val"] for node in exported.graph.nodes if node.op == "placeholder"]
@@ -83,6 +86,11 @@ class _Expansion(fx.Interpreter):
 
 def _is_asked(target: object, table: Decompositions) -> bool:
     return target in table or not (isinstance(target, OpOverload) or target is getitem)
+
+
+def _is_composite(target: object) -> bool:
+    key = torch._C.DispatchKey.CompositeImplicitAutograd  # noqa: SLF001 - torch has no public name
+    return isinstance(target, OpOverload) and target.has_kernel_for_dispatch_key(key)
 
 
 def _is_fixed(value: object) -> bool:

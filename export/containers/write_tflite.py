@@ -88,7 +88,7 @@ def to_named_tflite(module: nn.Module, sample: Mapping[str, Tensor]) -> bytes:
     """One signature, "serving_default", with the names of `sample` and of the returned dict, for any TFLite runtime."""
     with suppress_output():
         builder = _converter().signature("serving_default", module, sample_kwargs=dict(sample))
-        with _our_exports(), quick_lowering():
+        with _quick_decompositions(), _our_exports(), quick_lowering():
             return bytes(builder.convert().model_content())
 
 

@@ -74,8 +74,8 @@ def test_every_device_is_a_point_of_the_fleet_picture() -> None:
     assert sorted(map(tuple, seen.tolist())) == sorted(points.values())
 
 
-def test_no_two_of_twelve_centers_look_alike_and_their_names_cover_no_dot() -> None:
-    points = {f"d{k}": (float(k), float(k % 5)) for k in range(12)}
+def test_no_two_of_32_centers_look_alike_and_their_names_cover_no_dot() -> None:
+    points = {f"d{k}": (float(k), float(k % 5)) for k in range(32)}
     axes = drawn(points, {d: k for k, d in enumerate(points)}, {}, draw=plots.draw_fleet)
     looks = [(np.asarray(c.get_facecolor())[0], np.asarray(c.get_edgecolor())[0]) for c in axes.collections]
     assert len({(*face, *edge) for face, edge in looks}) == len(points)
