@@ -35,7 +35,7 @@ def expand_nodes(exported: ExportedProgram, table: Decompositions) -> bool:
     that write to their inputs, those that torch makes of others, as in the export of a module, decompositions with
     constants of their own, and what torch cannot trace alone.
     """
-    if any(_is_composite(node.target) for node in exported.graph.nodes):
+    if any(_is_composite(node.target) and node.target not in table for node in exported.graph.nodes):
         return False
     if not any(node.op == "call_function" and _is_asked(node.target, table) for node in exported.graph.nodes):
         return True

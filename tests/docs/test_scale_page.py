@@ -21,8 +21,8 @@ ANSWERS = {  # the rows in which brokers differ, and where tests/conformance/tes
     "a filter with `+` brings retained messages": "retained_by_pattern",
     "a retained message is known at each node": "retained_everywhere",
     "a second connection of a device ends the first": "ends_earlier",
-    "a device that leaves in good order is never told as lost": "minds_leave",
-    "a device that falls silent is told as lost": "notices_silence",
+    "a device that leaves in good order is never reported as lost": "minds_leave",
+    "a device that falls silent is reported as lost": "notices_silence",
 }
 
 
