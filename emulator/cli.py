@@ -364,7 +364,6 @@ def report(
         from emulator.reports import comparison
         from emulator.reports.demo_page import check_demo, write_report
         from emulator.reports.demo_page import draw_demo_pictures as draw
-
         from emulator.run.replaced_files import finish_replaced_run
 
         for run in runs:

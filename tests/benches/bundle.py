@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 
 from coordinator.artifacts.finished_run import RunResult, make_strategy
 from coordinator.artifacts.publish import publish_centers
@@ -51,6 +51,21 @@ def model(hidden: int) -> ModelEntry:
     return ModelEntry(make=make, input=(1, 8, 8), classes=CLASSES)
 
 
+def recurrent() -> ModelEntry:
+    """Reads eight rows of eight by an LSTM, of which a file has every step."""
+
+    class Rows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.read, self.tell = nn.LSTM(8, 64, batch_first=True), nn.Linear(64, CLASSES)
+
+        def forward(self, x: Tensor) -> Tensor:
+            logits: Tensor = self.tell(self.read(x.squeeze(1))[0][:, -1])
+            return logits
+
+    return ModelEntry(make=Rows, input=(1, 8, 8), classes=CLASSES)
+
+
 def small() -> ModelEntry:
     return model(SIZES["29k"])
 
@@ -59,7 +74,11 @@ def large() -> ModelEntry:
     return model(SIZES["1.15M"])
 
 
-MODELS = {"29k": "tests.benches.bundle:small", "1.15M": "tests.benches.bundle:large"}
+MODELS = {
+    "29k": "tests.benches.bundle:small",
+    "1.15M": "tests.benches.bundle:large",
+    "lstm": "tests.benches.bundle:recurrent",
+}
 
 
 def main() -> None:

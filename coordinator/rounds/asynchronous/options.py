@@ -56,8 +56,8 @@ def buffer_of_all(buffer: int, devices: int) -> str:
         return ""
     return (
         f"buffer is {buffer}, with {devices} devices: each version of a center takes an update of each of its devices, "
-        f"and the run waits for the slowest, as with rounds. Give a smaller one, as buffer = {devices // 2}; of several "
-        "centers one with two devices waits for both with any buffer"
+        f"and the run waits for the slowest, as with rounds. Give a smaller one, as buffer = {devices // 2}; of "
+        "several centers one with two devices waits for both with any buffer"
     )
 
 

@@ -23,11 +23,14 @@ TABLES = st.tuples(st.integers(1, 4), st.integers(1, 12)).flatmap(
 )
 
 
-@given(TABLES, st.integers(0, 2**12 - 1))
-def test_the_least_is_that_of_all_samples_and_no_other_is_told_as_more_than_it_is(table: F64, uncounted: int) -> None:
-    """Each column of the table is the loss of `SAMPLES_AT_ONCE` samples."""
+@given(TABLES, st.integers(0, 2**12 - 1), st.integers(1, SAMPLES_AT_ONCE))
+def test_the_least_is_that_of_all_samples_and_no_other_is_told_as_more_than_it_is(
+    table: F64, uncounted: int, last: int
+) -> None:
+    """Each column of the table is the loss of `SAMPLES_AT_ONCE` samples, the last one that of `last`."""
+    each = [SAMPLES_AT_ONCE] * (table.shape[1] - 1) + [last]
     labels = [IGNORED if uncounted >> k & 1 else 0 for k in range(table.shape[1])]
-    y = np.array(labels).repeat(SAMPLES_AT_ONCE).reshape(-1, 1)
+    y = np.array(labels).repeat(each).reshape(-1, 1)
     data = Dataset(np.arange(len(y), dtype=np.float64).reshape(-1, 1), y)
     calls: list[int] = []
 
@@ -37,7 +40,7 @@ def test_the_least_is_that_of_all_samples_and_no_other_is_told_as_more_than_it_i
         return mine
 
     losses = least_losses(evaluate, len(table), data, at_once=SAMPLES_AT_ONCE)
-    known = np.where(np.isnan(table), np.inf, table).repeat(SAMPLES_AT_ONCE, axis=1)[:, data.counted].sum(axis=1)
+    known = np.where(np.isnan(table), np.inf, table).repeat(each, axis=1)[:, data.counted].sum(axis=1)
     told = np.where(np.isnan(losses), np.inf, losses)[:, data.counted].sum(axis=1)
     np.testing.assert_array_equal(np.flatnonzero(told == told.min()), np.flatnonzero(known == known.min()))
     assert (told <= known).all()

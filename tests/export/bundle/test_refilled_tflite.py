@@ -1,4 +1,4 @@
-"""Another center's weights in a center's TFLite file: the bytes of a conversion, or no file where that is not certain."""
+"""A center's TFLite file with the weights of another one: the bytes of a conversion, or none where that is not sure."""
 
 from __future__ import annotations
 

@@ -68,10 +68,16 @@ def test_every_shape_is_the_new_one_where_a_function_moved_the_axes() -> None:
         lambda value: value + torch.tensor([1.0, 2.0, 3.0]),
         lambda value: value.add_(1.0),
         lambda value: value * value.sum().item(),
+        ATEN.flatten.using_ints,
     ],
-    ids=["a constant of its own", "an operator that writes to its input", "a number that only a run knows"],
+    ids=[
+        "a constant of its own",
+        "an operator that writes to its input",
+        "a number that only a run knows",
+        "an operator that torch makes of others",
+    ],
 )
-def test_what_it_cannot_replace_is_left_as_it_was(function: Callable[[Tensor], Tensor]) -> None:
+def test_what_it_cannot_replace_is_left_as_it_was(function: Callable[..., Any]) -> None:
     program = exported(nn.ReLU(), torch.randn(3))
     next(n for n in program.graph.nodes if n.target == ATEN.relu.default).target = function
     before = [str(node) for node in program.graph.nodes]
