@@ -279,7 +279,9 @@ def figures(
         check_output_folder(out or run / "figures")
     with progress.during(f"reading {run}") as busy:
         from emulator.reports.run_figures import draw_run
+        from emulator.run.replaced_files import finish_replaced_run
 
+        finish_replaced_run(run)
         written = draw_run(run, out or run / "figures", say=progress.say, busy=busy)
     _print_files(written, as_json=as_json)
 

@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -99,8 +100,8 @@ for number, place in enumerate(sorted(root.iterdir()), 1):
 """
 
 
-def draw_report(place: Path) -> None:
-    assert CliRunner().invoke(emulator_app, ["report", str(place)]).exit_code == 0
+def draw(command: str, place: Path) -> None:
+    assert CliRunner().invoke(emulator_app, [command, str(place)]).exit_code == 0
 
 
 def test_a_save_that_is_killed_at_any_step_leaves_one_of_the_two_runs_whole(result: fc.Result, tmp_path: Path) -> None:
@@ -116,7 +117,8 @@ def test_a_save_that_is_killed_at_any_step_leaves_one_of_the_two_runs_whole(resu
     done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
     killed = places[: int(done.stdout)]
     half = [place for place in killed if (place / ".whole").is_dir()]
-    for number, read in enumerate((find_run_reader, draw_report)):  # both read a part of each run
+    readers = (find_run_reader, partial(draw, "report"), partial(draw, "figures"))  # they read a part of each run
+    for number, read in enumerate(readers):
         place = shutil.copytree(half[len(half) // 2], tmp_path / f"read-{number}")
         read(place)
         assert contents_of(place).items() >= after.items()
