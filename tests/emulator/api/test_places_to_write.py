@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -117,7 +118,8 @@ def test_a_save_that_is_killed_at_any_step_leaves_one_of_the_two_runs_whole(resu
     done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
     killed = places[: int(done.stdout)]
     half = [place for place in killed if (place / ".whole").is_dir()]
-    readers = (find_run_reader, partial(draw, "report"), partial(draw, "figures"))  # they read a part of each run
+    drawers: list[Callable[[Path], object]] = [partial(draw, "report"), partial(draw, "figures")]
+    readers = [find_run_reader, *drawers]  # they read a part of each run
     for number, read in enumerate(readers):
         place = shutil.copytree(half[len(half) // 2], tmp_path / f"read-{number}")
         read(place)
