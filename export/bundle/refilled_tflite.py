@@ -44,7 +44,8 @@ def refillable(file: bytes, weights: Sequence[Array]) -> RefillableFile | None:
     So it is where a weight is not in the file as it is, where two are alike, or where one may be taken for a constant:
     it has one value throughout, as a bias that never trained.
     """
-    if not all(w.dtype == np.float32 and w.squeeze().ndim <= MAX_AXES and (w != w.flat[0]).any() for w in weights):
+    vary = all((w != w.reshape(-1)[:1]).any() for w in weights)
+    if not vary or any(w.dtype != np.float32 or w.squeeze().ndim > MAX_AXES for w in weights):
         return None
     bits = [int(w.view(np.uint32).sum(dtype=np.uint64)) for w in weights]  # the same in any order
     places = dict[int, Place]()
@@ -70,7 +71,7 @@ def _orders(weight: Array, held: Array) -> Iterator[tuple[int, ...]]:
 def _is_plain(held: Array) -> bool:
     """Whether a constant is one number, or those of a mask: nothing that comes from the values of a weight."""
     size = np.abs(held)
-    return bool((held == held[0]).all() or ((size == 0) | (size == 1) | (size >= LARGE)).all())
+    return bool((held == held[:1]).all() or ((size == 0) | (size == 1) | (size >= LARGE)).all())
 
 
 def _constants(data: bytearray) -> dict[int, Any]:
