@@ -31,6 +31,7 @@ from export.compiler.program_functions import (
     tensors_of,
 )
 from export.compiler.random_ops import COVERED_OPERATORS, TWICE, draws
+from export.compiler.signatures.lasting_state import refuse_unmoved
 from export.data_attribute import DataReplacedError, shares_memory
 from export.diagnostics import first_sentence, raise_for_machine
 from export.dispatch_mode import PlainDispatchMode
@@ -163,6 +164,7 @@ def check_gradient(source: TraceSource) -> None:
             f"model {source.name!r} gives outputs that no trained parameter has a gradient of",
             hint="leave torch.no_grad(), detach() and numpy out of forward, and unfreeze what its output comes from",
         )
+    refuse_unmoved(source.name, source.module, out)
     try:
         with own_random():
             torch.autograd.grad(out.sum(), [state[name] for name in source.params], allow_unused=True)

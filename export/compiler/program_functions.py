@@ -112,11 +112,7 @@ def private_copy(module: nn.Module, dtype: str) -> nn.Module:
 
     Complex tensors, which are constants, stay as they are: `to` would drop their imaginary part.
     """
-    computed = [
-        v for layer in module.modules() for v in vars(layer).values() if isinstance(v, Tensor) and not v.is_leaf
-    ]
-    # as `weight` of nn.utils.weight_norm, which each pass computes anew and torch does not copy
-    mine = copied(module, {id(v): v.detach().clone() for v in computed}).cpu()
+    mine = copied(module).cpu()
     mine = mine.double() if dtype == "float64" else mine.float()
     first: dict[int, str] = {}
     for name, buffer in module.named_buffers(remove_duplicate=False):
