@@ -109,7 +109,7 @@ def check_writes(source: TraceSource) -> None:
     lost = [
         name
         for place, name in places.items()
-        if (name in source.constants and place in changed)
+        if (name in source.constant_names and place in changed)
         or (shared[name] > 1 and place in replaced)
         or place in assigned
     ]

@@ -70,9 +70,15 @@ class TraceSource:
     @property
     def constants(self) -> dict[str, Tensor]:
         """The tensors that are not in the schema, by name, the frozen parameters first; no step changes them."""
-        moving, held = {t.name for t in self.schema.tensors}, tensors_of(self.module)
-        first = {name: held[name] for name in self.frozen_names}
-        return first | {name: value for name, value in held.items() if name not in moving}
+        held = tensors_of(self.module)
+        return {name: held[name] for name in self.constant_names}
+
+    @property
+    def constant_names(self) -> list[str]:
+        """The names of `constants`. While torch traces, each tensor that is touched costs it a node."""
+        moving, first = {t.name for t in self.schema.tensors}, self.frozen_names
+        every = (name for name, _ in (*self.module.named_parameters(), *self.module.named_buffers()))
+        return list(dict.fromkeys([*first, *(name for name in every if name not in moving)]))
 
     @property
     def frozen_names(self) -> list[str]:
@@ -193,7 +199,7 @@ def sample_losses(source: TraceSource, out: Tensor, y: Tensor) -> Tensor:
 
 def step_graph(source: TraceSource) -> Graph:
     """One proximal step of SGD with momentum, as a function of flat tensors; `source.module` is in training mode."""
-    params, buffers, fixed, module = source.params, source.buffers, list(source.constants), source.module
+    params, buffers, fixed, module = source.params, source.buffers, source.constant_names, source.module
 
     def step(*flat: Tensor) -> FlatTensors:
         rest = iter(flat)
@@ -217,7 +223,7 @@ def step_graph(source: TraceSource) -> Graph:
 
 def evaluate_graph(source: TraceSource) -> Graph:
     """Loss per sample [batch] and logits [batch, *target]."""
-    infer, after = infer_graph(source), len(source.constants)
+    infer, after = infer_graph(source), len(source.constant_names)
 
     def evaluate(*flat: Tensor) -> FlatTensors:
         y = len(flat) - after - 1
@@ -229,7 +235,7 @@ def evaluate_graph(source: TraceSource) -> Graph:
 
 def infer_graph(source: TraceSource) -> Graph:
     """Logits [batch, *target]; `source.module` is in evaluation mode."""
-    fixed = list(source.constants)
+    fixed = source.constant_names
 
     def infer(*flat: Tensor) -> FlatTensors:
         rest = iter(flat)

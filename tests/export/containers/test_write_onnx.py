@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from export.containers.write_onnx import run_onnx, to_onnx
+from export.containers.write_onnx import open_onnx, to_onnx
 
 
 class NearNothing(nn.Module):
@@ -21,7 +21,7 @@ class NearNothing(nn.Module):
 def test_small_bounds_and_factors_near_one_are_kept() -> None:
     x = torch.cat([torch.zeros(1, 4, dtype=torch.float64), torch.rand(2, 4, dtype=torch.float64)])
     file = to_onnx(torch.export.export(NearNothing(), (x,)), ["x"], ["out"])
-    (out,) = run_onnx(file, {"x": x.numpy()})
+    (out,) = open_onnx(file)({"x": x.numpy()})
     np.testing.assert_allclose(out, NearNothing()(x).numpy(), rtol=1e-14)
 
 
@@ -37,5 +37,5 @@ class TwoRanges(nn.Module):
 def test_a_value_may_be_clamped_twice(dtype: torch.dtype) -> None:
     x = torch.linspace(-1, 1, 12, dtype=dtype).reshape(3, 4)
     file = to_onnx(torch.export.export(TwoRanges(), (x,)), ["x"], ["out"])
-    (out,) = run_onnx(file, {"x": x.numpy()})
+    (out,) = open_onnx(file)({"x": x.numpy()})
     np.testing.assert_allclose(out, TwoRanges()(x).numpy(), rtol=1e-6)

@@ -132,6 +132,8 @@ def test_an_order_that_torch_leaves_open_is_named() -> None:
 class ListedScale(nn.Linear):
     """Reads a buffer from a plain list."""
 
+    scale: Tensor
+
     def __init__(self) -> None:
         super().__init__(4, 3)
         self.register_buffer("scale", torch.rand(3))

@@ -247,7 +247,7 @@ def test_a_module_that_keeps_what_a_pass_computed_is_copied_and_one_that_keeps_a
     net.functions.append(lambda h: h + 0 * (net.kept.update(h=h * 2) or 1))
     expected = net(X)
     assert torch.equal(copied(net)(X), expected)
-    net.lock = Lock()
+    net.lock = Lock()  # type: ignore[assignment]
     with pytest.raises(ProgramRefused, match="cannot be copied") as refused:
         make_source(net, input=(5,))
     assert "locks" in str(refused.value.hint)
