@@ -18,9 +18,9 @@ from edge_client.protocol.program import FROZEN, FUNCTIONS, BatchSize
 from export.compiler.container_cache import cached_file, constants_hash, container_key
 from export.compiler.decompositions.supported_ops import TORCH_ALONE
 from export.compiler.forward_pass import ForwardPasses
-from export.compiler.operator_watch import Untraceable
+from export.compiler.operator_watch import Untraceable, one_size_only
 from export.compiler.program_functions import TraceSource, example_inputs, function_ports
-from export.compiler.tracing import export_graph, holds, inference_graph, trace_function
+from export.compiler.tracing import export_graph, groups_are_samples, holds, inference_graph, trace_function
 from export.containers.flat_graph import FlatGraph
 from export.containers.quick_conversion import quick_conversion
 from export.containers.write_onnx import to_onnx
@@ -127,6 +127,8 @@ def _function_files(
     if "onnx" in engines:
         progress(f"onnx {function}")
         graph = own if own is not None and not holds(own, TORCH_ALONE) else traced(for_torch=False)
+        if groups_are_samples(graph):
+            raise one_size_only(source)
         made["onnx"] = cached_file(_key("onnx", source, {function: graph}, size), lambda: onnx(graph))
     return made
 

@@ -31,6 +31,7 @@ from edge_client.protocol.task import Array
 from export.compiler.hints.difference_hints import not_finite_hint, saturation_hint
 from export.compiler.program_functions import TraceSource, call_module, example_inputs, tensors_of, whole_numbers
 from export.compiler.program_parity import torch_step
+from export.compiler.signatures.lasting_state import kept_hint
 from export.diagnostics import quiet_warnings
 from export.float64_mode import as_in
 
@@ -92,10 +93,11 @@ def golden_run(source: TraceSource, program: Program, *, fixed: int | None, firs
         if least <= CLEAR * tried:
             break
     if best is None or not least <= TOLERANCE / 2:
-        off_by = f"float32 is {least:.0e} off" if math.isfinite(least) else "numbers are not finite"
+        finite = math.isfinite(least)
+        off_by = f"float32 is {least:.0e} off" if finite else "numbers are not finite"
         raise ProgramRefused(
             f"model {source.name!r} has no golden run: from drawn weights torch's own {off_by}",
-            hint=(saturation_hint(source) if math.isfinite(least) else not_finite_hint(source))
+            hint=((saturation_hint(source) or kept_hint(source.module)) if finite else not_finite_hint(source))
             or "scale what the model computes from its weights: no device could check its runtime with this one",
         )
     return best

@@ -31,6 +31,7 @@ from export.compiler.program_functions import (
     tensors_of,
 )
 from export.compiler.random_ops import COVERED_OPERATORS, TWICE, draws
+from export.compiler.signatures.lasting_state import refuse_unmoved
 from export.data_attribute import DataReplacedError, shares_memory
 from export.diagnostics import first_sentence, raise_for_machine
 from export.dispatch_mode import PlainDispatchMode
@@ -64,6 +65,7 @@ INSTEAD = {
 }
 OVERWRITTEN = "modified by an inplace operation"  # how torch tells it
 NAMED = 3  # of many tensors
+FAULTS = (RuntimeError, ValueError, TypeError, IndexError, AssertionError)  # of a user's forward
 ONE_SIZE = ("Constraints violated", "Specializations unexpectedly required")  # how torch.export begins
 FAKE_CONSTANT = "fake tensor in the exported program constant's list"  # how torch.export tells of `.data`
 CONSTRAINT_HINT = (
@@ -108,7 +110,7 @@ def check_writes(source: TraceSource) -> None:
     lost = [
         name
         for place, name in places.items()
-        if (name in source.constants and place in changed)
+        if (name in source.constant_names and place in changed)
         or (shared[name] > 1 and place in replaced)
         or place in assigned
     ]
@@ -121,8 +123,12 @@ def check_writes(source: TraceSource) -> None:
 
 
 def check_samples(source: TraceSource) -> None:
-    """Raise ProgramRefused for a pass, in either mode, that writes into its samples, which a run reads again."""
-    written = [layer for training in (True, False) for layer in _watch_pass(source, 2, training=training).written]
+    """Raise ProgramRefused for a pass that fails, or that writes into its samples, which a run reads again."""
+    try:
+        written = [layer for training in (True, False) for layer in _watch_pass(source, 2, training=training).written]
+    except FAULTS as wrong:
+        hint = "it must take the samples that it takes in inference mode: try model.train()(x)"
+        raise _refused_pass(source, "in training mode", wrong, hint) from wrong
     if written:
         raise ProgramRefused(
             f"model {source.name!r} writes into its samples in layer {written[0]}",
@@ -144,14 +150,9 @@ def check_gradient(source: TraceSource) -> None:
             out, _ = call_module(source.module.train(), state, example_inputs(source, "infer", 2)[-1])
     except UnsupportedOperator:
         return
-    except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as wrong:
-        raise_for_machine(wrong)
-        line = line_of(wrong)
-        raise ProgramRefused(
-            f"model {source.name!r} fails where torch keeps gradients{f', at {line}' if line else ''}: "
-            f"{first_sentence(wrong)}",
-            hint="give a loss's target as y.detach(), and write x = torch.add(x, y) in place of out=",
-        ) from wrong
+    except FAULTS as wrong:
+        hint = "give a loss's target as y.detach(), and write x = torch.add(x, y) in place of out="
+        raise _refused_pass(source, "where torch keeps gradients", wrong, hint) from wrong
     given = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
     if given != (2, *source.target):
         raise ProgramRefused(
@@ -163,6 +164,7 @@ def check_gradient(source: TraceSource) -> None:
             f"model {source.name!r} gives outputs that no trained parameter has a gradient of",
             hint="leave torch.no_grad(), detach() and numpy out of forward, and unfreeze what its output comes from",
         )
+    refuse_unmoved(source.name, source.module, out)
     try:
         with own_random():
             torch.autograd.grad(out.sum(), [state[name] for name in source.params], allow_unused=True)
@@ -217,8 +219,8 @@ def one_size_only(source: TraceSource) -> Untraceable:
     """The error of a model that torch traces for one batch size."""
     return Untraceable(
         f"model {source.name!r} is not the same for every batch size",
-        hint="write x.shape[0], not len(x), which is a plain number; branch on no batch size and halve none; "
-        "torch.kron, torch.gradient and torch.linalg.multi_dot ask for it themselves",
+        hint="write x.shape[0], not len(x), which is a plain number; branch on no batch size, halve none and give no "
+        "convolution as many groups; torch.kron, torch.gradient and torch.linalg.multi_dot ask for it themselves",
     )
 
 
@@ -251,6 +253,12 @@ def refuse_untraceable(source: TraceSource, wrong: Exception) -> NoReturn:
         f"model {source.name!r} cannot be traced{where}: {told}",
         hint=hint + ("" if source.own_loss is None else "; so must the loss"),
     ) from wrong
+
+
+def _refused_pass(source: TraceSource, where: str, wrong: Exception, hint: str) -> ProgramRefused:
+    raise_for_machine(wrong)
+    at = f", at {line}" if (line := line_of(wrong)) else ""
+    return ProgramRefused(f"model {source.name!r} fails {where}{at}: {first_sentence(wrong)}", hint=hint)
 
 
 def _refused_layer(source: TraceSource, layers: str, operator: str, reason: str) -> ProgramRefused:

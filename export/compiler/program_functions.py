@@ -70,9 +70,15 @@ class TraceSource:
     @property
     def constants(self) -> dict[str, Tensor]:
         """The tensors that are not in the schema, by name, the frozen parameters first; no step changes them."""
-        moving, held = {t.name for t in self.schema.tensors}, tensors_of(self.module)
-        first = {name: held[name] for name in self.frozen_names}
-        return first | {name: value for name, value in held.items() if name not in moving}
+        held = tensors_of(self.module)
+        return {name: held[name] for name in self.constant_names}
+
+    @property
+    def constant_names(self) -> list[str]:
+        """The names of `constants`. While torch traces, each tensor that is touched costs it a node."""
+        moving, first = {t.name for t in self.schema.tensors}, self.frozen_names
+        every = (name for name, _ in (*self.module.named_parameters(), *self.module.named_buffers()))
+        return list(dict.fromkeys([*first, *(name for name in every if name not in moving)]))
 
     @property
     def frozen_names(self) -> list[str]:
@@ -112,11 +118,7 @@ def private_copy(module: nn.Module, dtype: str) -> nn.Module:
 
     Complex tensors, which are constants, stay as they are: `to` would drop their imaginary part.
     """
-    computed = [
-        v for layer in module.modules() for v in vars(layer).values() if isinstance(v, Tensor) and not v.is_leaf
-    ]
-    # as `weight` of nn.utils.weight_norm, which each pass computes anew and torch does not copy
-    mine = copied(module, {id(v): v.detach().clone() for v in computed}).cpu()
+    mine = copied(module).cpu()
     mine = mine.double() if dtype == "float64" else mine.float()
     first: dict[int, str] = {}
     for name, buffer in module.named_buffers(remove_duplicate=False):
@@ -197,7 +199,7 @@ def sample_losses(source: TraceSource, out: Tensor, y: Tensor) -> Tensor:
 
 def step_graph(source: TraceSource) -> Graph:
     """One proximal step of SGD with momentum, as a function of flat tensors; `source.module` is in training mode."""
-    params, buffers, fixed, module = source.params, source.buffers, list(source.constants), source.module
+    params, buffers, fixed, module = source.params, source.buffers, source.constant_names, source.module
 
     def step(*flat: Tensor) -> FlatTensors:
         rest = iter(flat)
@@ -221,7 +223,7 @@ def step_graph(source: TraceSource) -> Graph:
 
 def evaluate_graph(source: TraceSource) -> Graph:
     """Loss per sample [batch] and logits [batch, *target]."""
-    infer, after = infer_graph(source), len(source.constants)
+    infer, after = infer_graph(source), len(source.constant_names)
 
     def evaluate(*flat: Tensor) -> FlatTensors:
         y = len(flat) - after - 1
@@ -233,7 +235,7 @@ def evaluate_graph(source: TraceSource) -> Graph:
 
 def infer_graph(source: TraceSource) -> Graph:
     """Logits [batch, *target]; `source.module` is in evaluation mode."""
-    fixed = list(source.constants)
+    fixed = source.constant_names
 
     def infer(*flat: Tensor) -> FlatTensors:
         rest = iter(flat)

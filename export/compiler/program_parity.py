@@ -38,7 +38,7 @@ from export.compiler.program_functions import (
     whole_numbers,
 )
 from export.compiler.random_ops import NoiseReader
-from export.containers.write_onnx import run_onnx
+from export.containers.write_onnx import open_onnx
 from export.containers.write_pt2 import run_pt2
 from export.containers.write_tflite import open_tflite
 from export.float64_mode import Float64Mode, without_autocast
@@ -55,6 +55,7 @@ ERROR_MARGIN = 10  # roundings fall differently in sums of another order: 4 time
 Inputs = Callable[
     [TraceSource, str, int, int], list[Tensor]
 ]  # source, function, batch, seed -> the function's arguments
+Run = Callable[[Sequence[Tensor]], list[Array]]  # a container's function: arguments -> outputs, in their order
 
 
 def tied_inputs(source: TraceSource, function: str, batch: int, seed: int) -> list[Tensor]:
@@ -90,11 +91,11 @@ def max_difference(  # noqa: PLR0913 - what is compared
     torch's own float32 is off by more than `limit / ERROR_MARGIN` is scaled down by that error; where no inputs can
     judge, so is an output that moves as far in torch under a few roundings. Torch is asked only what the answer needs.
     """
-    worst = float("inf")
+    worst, run = float("inf"), open_container(engine, file, source, function)
     for draw, inputs in enumerate(draws):
         args = inputs(source, function, batch, seed + 1000 * draw)
         expected = torch_outputs(source, function, args)
-        found = output_differences(run_container(engine, file, source, function, args), expected)
+        found = output_differences(run(args), expected)
         worst = max(found)
         if worst <= limit:
             return worst
@@ -150,11 +151,12 @@ def one_sample_differs(source: TraceSource, engine: str, file: bytes) -> bool:
     move in torch, as behind norms of few values, says nothing and counts as the same; so does a model that takes no
     such batch in training.
     """
+    run = open_container(engine, file, source, "step")
     draws = (example_inputs(source, "step", 1, 1 + n) for n in range(LONE_SAMPLES))
-    return any(_differs_on(args, source, engine, file) for args in draws)
+    return any(_differs_on(args, source, run) for args in draws)
 
 
-def _differs_on(args: Sequence[Tensor], source: TraceSource, engine: str, file: bytes) -> bool:
+def _differs_on(args: Sequence[Tensor], source: TraceSource, run: Run) -> bool:
     place = [p.name for p in function_ports(source, "step").outputs].index("loss")
 
     def loss(outputs: Sequence[Array]) -> list[Array]:
@@ -164,7 +166,7 @@ def _differs_on(args: Sequence[Tensor], source: TraceSource, engine: str, file: 
         expected = loss(torch_outputs(source, "step", args))
     except Exception:  # noqa: BLE001 - whatever the model raises
         return False
-    (found,) = output_differences(loss(run_container(engine, file, source, "step", args)), expected)
+    (found,) = output_differences(loss(run(args)), expected)
     if found <= MAX_TORCH_ERROR:
         return False
     moved = (loss(torch_outputs(source, "step", m)) for m in _perturbed_inputs(source, "step", args))
@@ -278,17 +280,26 @@ def _loss(source: TraceSource, out: Tensor, y: Tensor, dtype: str) -> Tensor:
     return (out - y).square().flatten(1).mean(1)
 
 
-def run_container(engine: str, file: bytes, source: TraceSource, function: str, args: Sequence[Tensor]) -> list[Array]:
-    """A container's outputs, in their order; raises whatever its runtime raises."""
-    arrays, frozen = [a.numpy() for a in args], source.frozen_tensors
+def open_container(engine: str, file: bytes, source: TraceSource, function: str) -> Run:
+    """A function from arguments to the container's outputs, in their order; both raise whatever the runtime raises.
+
+    A runtime takes seconds to open a large file, and a file is run several times.
+    """
+    frozen = source.frozen_tensors
     if engine == "onnx":
-        feeds = dict(zip((p.name for p in function_ports(source, function).inputs), arrays, strict=True))
-        frozen_feeds = {f"{FROZEN}/{n}": a.numpy() for n, a in zip(source.frozen_names, frozen, strict=True)}
-        return run_onnx(file, feeds | frozen_feeds)
+        ports = (p.name for p in function_ports(source, function).inputs)
+        names = [*ports, *(f"{FROZEN}/{name}" for name in source.frozen_names)]
+        opened = open_onnx(file, source.dtype)
+        return lambda args: opened({n: a.numpy() for n, a in zip(names, (*args, *frozen), strict=True)})
     if engine == "litert":
-        out = open_tflite(file, function)({f"args_{i}": a for i, a in enumerate(arrays)})
-        return [out[f"output_{i}"] for i in range(len(out))]
-    return [t.detach().numpy() for t in run_pt2(file, [*args, *frozen])]
+        signature = open_tflite(file, function)
+
+        def run(args: Sequence[Tensor]) -> list[Array]:
+            out = signature({f"args_{i}": a.numpy() for i, a in enumerate(args)})
+            return [out[f"output_{i}"] for i in range(len(out))]
+
+        return run
+    return lambda args: [t.detach().numpy() for t in run_pt2(file, [*args, *frozen])]
 
 
 def output_differences(got: Sequence[Array], expected: Sequence[Array]) -> list[float]:

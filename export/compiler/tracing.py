@@ -207,6 +207,15 @@ def holds(graph: FlatGraph, operators: frozenset[str]) -> bool:
     return any(isinstance(target, torch._ops.OpOverload) and operator_name(target) in operators for target in nodes)  # noqa: SLF001 - no public name
 
 
+def groups_are_samples(graph: FlatGraph) -> bool:
+    """Whether a convolution has a group for each sample, as one with a kernel of each sample's own has.
+
+    torch takes any number there, and .onnx files a plain one.
+    """
+    calls = graph.graph.graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default)
+    return any(isinstance(call.args[-1], fx.Node) for call in calls)
+
+
 def _refuse_librarys(source: TraceSource, forward: nn.Module, wrong: Exception) -> None:
     """Raise ProgramRefused for an operator of another library (torch.library.custom_op), whose gradient has no graph.
 

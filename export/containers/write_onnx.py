@@ -1,4 +1,4 @@
-"""Write exported programs as ONNX files (opset 18, IR version 10 or lower, any batch size), and run such a file.
+"""Write exported programs as ONNX files (opset 18, IR version 10 or lower, any batch size), and open such a file.
 
 ONNX Runtime 1.19, the newest version for old boards, refuses newer files.
 """
@@ -6,7 +6,7 @@ ONNX Runtime 1.19, the newest version for old boards, refuses newer files.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -100,20 +100,19 @@ def _strip(proto: Any) -> None:  # noqa: ANN401 - onnx has no types
         value.doc_string = ""
 
 
-def run_onnx(file: bytes, feeds: Mapping[str, Array]) -> list[Array]:
-    """Outputs in the file's order, one thread."""
+def open_onnx(file: bytes, dtype: str = "float32") -> Callable[[Mapping[str, Array]], list[Array]]:
+    """A function from inputs by name, numbers of `dtype`, to outputs in the file's order; one thread."""
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # as on a device: no telemetry
     import onnxruntime as ort
 
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 3
-    double = any(np.asarray(value).dtype == np.float64 for value in feeds.values())
     session = ort.InferenceSession(
         file,
         options,
         providers=["CPUExecutionProvider"],
         # This optimizer stores a factor as a float32 attribute, which is 5e-8 off in float64.
-        disabled_optimizers=["MatMulScaleFusion"] if double else None,
+        disabled_optimizers=["MatMulScaleFusion"] if dtype == "float64" else None,
     )
-    return [np.asarray(out) for out in session.run(None, dict(feeds))]
+    return lambda feeds: [np.asarray(out) for out in session.run(None, dict(feeds))]

@@ -14,7 +14,7 @@ from edge_client.engines.base import FIXED_ROLES, UPDATED_ROLES, Engine, run_ste
 from edge_client.protocol.messages import canonical_json, parse_json
 from edge_client.protocol.program import ENGINES, FUNCTIONS, MAX_PROGRAM_BYTES, Program
 from edge_client.protocol.task import Array
-from export.containers.write_onnx import MAX_IR_VERSION, OPSET, run_onnx
+from export.containers.write_onnx import MAX_IR_VERSION, OPSET, open_onnx
 from tests.support.programs import (
     BATCH,
     compiled,
@@ -203,7 +203,7 @@ def test_inference_gives_the_logits_of_evaluation(name: str) -> None:
     given = feeds(made.program, "evaluate", batch=BATCH)
     inputs = [p.name for p in made.program.functions["infer"].inputs]
     file = made.files[made.program.containers["onnx"]["infer"].sha256]
-    (logits,) = run_onnx(file, {n: given[n] for n in inputs})
+    (logits,) = open_onnx(file)({n: given[n] for n in inputs})
     expected = torch_evaluate(model(name).module, given)["logits"]
     assert relative({"logits": logits}, {"logits": expected}) < SINGLE_STEP
 

@@ -25,7 +25,7 @@ from export.compiler.program_functions import (
     tensors_of,
 )
 from export.compiler.program_parity import all_finite, torch_outputs
-from export.compiler.signatures.lasting_state import HOOK_HINT, hooks_on_gradients, kept_twice
+from export.compiler.signatures.lasting_state import HOOK_HINT, hooks_on_gradients, kept_hint
 
 LABELLED = 64  # samples whose drawn labels have every class, of not too many
 SHOWN = 3  # buffers that a hint names
@@ -43,13 +43,8 @@ def difference_hint(source: TraceSource, engine: str, worst: float) -> str:
     hooks = hooks_on_gradients(private_copy(source.module, source.dtype), example_inputs(source, "infer", 2)[-1])
     if hooks:
         return f"no program calls the hook on the gradient of {hooks}: {HOOK_HINT}"
-    if kept := kept_twice(source.module):
-        return (
-            f"{kept} holds a parameter or buffer beside its own place, where no step moves it: read it by its name in "
-            "forward, as for w in (self.a, self.b), or keep parameters in an nn.ParameterList"
-        )
     told = jump_hint(source) if math.isfinite(worst) else not_finite_hint(source, ours=True)
-    return told or f"leave {engine} out of the engines and report the model"
+    return kept_hint(source.module) or told or f"leave {engine} out of the engines and report the model"
 
 
 def jump_hint(source: TraceSource) -> str:

@@ -25,6 +25,7 @@ NAMED = 3  # of many layers
 MODAL = (_BatchNorm, nn.modules.dropout._DropoutNd)  # noqa: SLF001 - what training mode changes
 PLACES = ("_parameters", "_buffers", "_modules")
 HOOK_HINT = "change the gradient in forward: a torch.autograd.Function with a backward of its own compiles"
+BESIDE_HINT = "read it by its name in forward, as for w in (self.a, self.b), or keep parameters in an nn.ParameterList"
 Numbers = Mapping[str, float]
 
 
@@ -118,6 +119,48 @@ def hooks_on_gradients(module: nn.Module, x: Tensor) -> str:
     layers = [place for place, layer in module.named_modules() if layer._backward_hooks or layer._backward_pre_hooks]  # noqa: SLF001 - no public name
     told = [f"layer {first_of(layers, NAMED)}"] if layers else []
     return " and ".join(told + (["a tensor in forward (register_hook)"] if calls else []))
+
+
+def refuse_unmoved(name: str, module: nn.Module, out: Tensor) -> None:
+    """Raise ProgramRefused where `out`, of a pass that was given other tensors, has a gradient for a parameter.
+
+    Such a one was reached by another way than its name: of a list or a function, of the module that this is a copy of,
+    or of none. A step moves what it is given alone.
+    """
+    own, left = {id(p): place for place, p in module.named_parameters()}, _parameters_behind(out)
+    if beside := [own[id(p)] for p in left if id(p) in own]:
+        kept = kept_twice(module)
+        raise ProgramRefused(
+            f"model {name!r} reads {first_of(beside, NAMED)} beside {'its' if len(beside) == 1 else 'their'} own place"
+            f"{f', in {kept}' if kept else ''}, where no step moves it",
+            hint=BESIDE_HINT,
+        )
+    if left:
+        raise ProgramRefused(
+            f"model {name!r} computes with a parameter of shape {tuple(left[0].shape)} that is none of its own, so no "
+            "step moves it",
+            hint="keep layers in attributes, an nn.ModuleList or an nn.ParameterList; reach them by forward's self, "
+            "not by a global variable, a set or a cached function; give what stays as it is requires_grad_(False)",
+        )
+
+
+def _parameters_behind(out: Tensor) -> list[nn.Parameter]:
+    """Those that the output has a gradient for."""
+    todo, seen, found = [out.grad_fn], set[object](), list[nn.Parameter]()
+    while todo:
+        node = todo.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            todo += [before for before, _ in node.next_functions]
+            held = getattr(node, "variable", None) if node.name() == "torch::autograd::AccumulateGrad" else None
+            found += [held] if isinstance(held, nn.Parameter) else []
+    return found
+
+
+def kept_hint(module: nn.Module) -> str:
+    """What to do about a buffer that an attribute holds beside its own place; "" for none."""
+    kept = kept_twice(module)
+    return f"{kept} holds a buffer beside its own place, where no step moves it: {BESIDE_HINT}" if kept else ""
 
 
 def kept_twice(module: nn.Module) -> str:

@@ -4,6 +4,9 @@
 the layers of the original, whose weights no step moves. Here each such function is made again, with the copy in the
 place of what it holds of the original: in its closure, in the defaults of its arguments, and in the global variables
 that it names. The original, and what is part of neither, stay as they are.
+
+A function that no list below leads to (of a set, of functools.lru_cache) still calls the original;
+lasting_state.refuse_unmoved refuses a pass that computes with its parameters.
 """
 
 from __future__ import annotations
@@ -15,22 +18,42 @@ from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
 from weakref import WeakMethod, ref
 
-from torch import nn
+from torch import Tensor, nn
+
+from edge_client.errors import ProgramRefused
+from export.diagnostics import first_sentence, raise_for_machine
+from export.own_thread import replaced_here
 
 LEADING = (FunctionType, MethodType, partial, ref, tuple, list, dict)  # what may lead to a part of a module
 
+TORCHS_COPY = Tensor.__deepcopy__
 PLAIN = frozenset({int, float, bool, str, bytes, type(None)})  # of which a module may hold millions
 
 
-def copied(module: nn.Module, memo: Mapping[int, Any] | None = None) -> nn.Module:
-    """A copy of the module. `memo`: id of an object -> what stands for it in the copy, as `copy.deepcopy` takes it."""
-    known = dict(memo or {})
-    mine = copy.deepcopy(module, known)
+def copied(module: nn.Module) -> nn.Module:
+    """A copy of the module, in which tensors that a pass has computed are constants. Raises ProgramRefused."""
+    known = dict[int, Any]()
+    try:
+        with replaced_here(Tensor, "__deepcopy__", _tensor_copied):
+            mine = copy.deepcopy(module, known)
+    except Exception as wrong:
+        raise_for_machine(wrong)
+        raise ProgramRefused(
+            f"model {type(module).__name__!r} cannot be copied: {first_sentence(wrong)}",
+            hint="keep locks, generators, open files and connections outside of the module",
+        ) from wrong
     _alive = known.pop(id(known), None)  # what deepcopy took for a moment from the original, whose ids are in `known`
     functions = _Functions(known)
     for made in known.values():
         functions.replace_in(made)
     return mine
+
+
+def _tensor_copied(value: Tensor, memo: dict[int, Any]) -> Tensor:
+    """As torch's own, which refuses what a pass has computed, as features in a list or `weight` of a weight norm."""
+    if value.is_leaf:
+        return TORCHS_COPY(value, memo)  # type: ignore[no-any-return,no-untyped-call]  # torch's own
+    return memo.setdefault(id(value), value.detach().clone())  # type: ignore[no-any-return]
 
 
 class _Functions:

@@ -16,7 +16,7 @@ from export.bundle.center_files import export_center, export_stacked, load_infer
 from export.bundle.verify_centers import file_logits, largest_difference
 from export.bundle.writer import BundleOptions, write_bundle
 from export.compiler.program import vector_of
-from export.containers.write_onnx import MAX_IR_VERSION, bake_weights, run_onnx
+from export.containers.write_onnx import MAX_IR_VERSION, bake_weights, open_onnx
 from tests.support.programs import compiled, model
 
 PARITY = 1e-4
@@ -90,7 +90,7 @@ def test_baking_turns_weights_into_constants_and_leaves_x_alone() -> None:
 def test_onnx_and_pt2_take_any_number_of_samples_and_tflite_one_at_a_time() -> None:
     module = model("digits-mlp").module
     assert file_logits(export_center(module, (1, 8, 8), "pt2"), "pt2", samples(13)).shape == (13, 10)
-    assert run_onnx(export_center(module, (1, 8, 8), "onnx"), {"x": samples(13)})[0].shape == (13, 10)
+    assert open_onnx(export_center(module, (1, 8, 8), "onnx"))({"x": samples(13)})[0].shape == (13, 10)
     assert file_logits(export_center(module, (1, 8, 8), "tflite"), "tflite", samples(3)).shape == (3, 10)
 
 

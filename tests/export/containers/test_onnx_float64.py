@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from export.compiler.decompositions.table import decompositions_for
-from export.containers.write_onnx import run_onnx, to_onnx
+from export.containers.write_onnx import open_onnx, to_onnx
 
 F = nn.functional
 NUMBERS = {
@@ -56,7 +56,7 @@ def test_no_number_of_a_float64_graph_is_rounded_to_float32() -> None:
     graph = make_fx(_All(), decomposition_table=decompositions_for("infer"))(x)
     names = [f"out/{name}" for name in NUMBERS]
     file = to_onnx(torch.export.export(graph, (x,), strict=False), ["x"], names)
-    found = run_onnx(file, {"x": x.numpy()})
+    found = open_onnx(file, "float64")({"x": x.numpy()})
     far = {
         name: float(np.abs(got - expected.numpy()).max())
         for name, got, expected in zip(NUMBERS, found, _All()(x), strict=True)

@@ -49,7 +49,7 @@ def test_dropped_axes_need_no_second_trace(monkeypatch: pytest.MonkeyPatch) -> N
     exported = torch.export.export(Squeezed(), (x,))
     assert torch.ops.aten.squeeze.dims in {node.target for node in exported.graph.nodes}
     monkeypatch.setattr(torch.export.ExportedProgram, "run_decompositions", traced_again)
-    (out,) = write_onnx.run_onnx(write_onnx.to_onnx(exported, ["x"], ["out"]), {"x": x.numpy()})
+    (out,) = write_onnx.open_onnx(write_onnx.to_onnx(exported, ["x"], ["out"]))({"x": x.numpy()})
     np.testing.assert_array_equal(out, Squeezed()(x).numpy())
 
 

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 - torch's custom
 
-from export.containers.write_onnx import run_onnx, to_onnx
+from export.compiler.program import compile_program
+from export.containers.write_onnx import open_onnx, to_onnx
 
 
 class NearNothing(nn.Module):
@@ -21,7 +23,7 @@ class NearNothing(nn.Module):
 def test_small_bounds_and_factors_near_one_are_kept() -> None:
     x = torch.cat([torch.zeros(1, 4, dtype=torch.float64), torch.rand(2, 4, dtype=torch.float64)])
     file = to_onnx(torch.export.export(NearNothing(), (x,)), ["x"], ["out"])
-    (out,) = run_onnx(file, {"x": x.numpy()})
+    (out,) = open_onnx(file)({"x": x.numpy()})
     np.testing.assert_allclose(out, NearNothing()(x).numpy(), rtol=1e-14)
 
 
@@ -37,5 +39,24 @@ class TwoRanges(nn.Module):
 def test_a_value_may_be_clamped_twice(dtype: torch.dtype) -> None:
     x = torch.linspace(-1, 1, 12, dtype=dtype).reshape(3, 4)
     file = to_onnx(torch.export.export(TwoRanges(), (x,)), ["x"], ["out"])
-    (out,) = run_onnx(file, {"x": x.numpy()})
+    (out,) = open_onnx(file)({"x": x.numpy()})
     np.testing.assert_allclose(out, TwoRanges()(x).numpy(), rtol=1e-6)
+
+
+class KernelsOfEachSample(nn.Module):
+    """A convolution with a group, and a kernel, for each sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernel, self.head = nn.Linear(6, 2), nn.Linear(2, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        samples = x.shape[0]
+        kernels = self.kernel(x).reshape(samples, 1, 2)
+        return self.head(F.conv1d(x.reshape(1, samples, 6), kernels, stride=4, groups=samples)[0])  # type: ignore[no-any-return]
+
+
+def test_a_convolution_with_a_group_for_each_sample_has_files_of_one_batch_size_but_for_torch() -> None:
+    made = compile_program(KernelsOfEachSample(), (6,), engines=("onnx",), batch=4)
+    assert made.program.batch == {"onnx": 4}
+    assert compile_program(KernelsOfEachSample(), (6,), engines=("pt2",)).program.batch == {"pt2": "any"}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from pickle import loads
+from threading import Lock
 from types import FunctionType, MethodType
 from weakref import ref
 
@@ -14,7 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's custom
 
+from edge_client.errors import ProgramRefused
 from edge_client.protocol.samples.input_parts import InputPart
+from export.compiler.program import make_source
 from export.compiler.program_functions import private_copy
 from export.compiler.signatures.choose_output import choose_output
 from export.compiler.signatures.module_copies import copied
@@ -192,3 +195,59 @@ def test_functions_that_name_no_part_of_the_module_stay_what_they_are() -> None:
 
     net.functions += [noted, torch.relu, even]
     assert copied(net).functions == [noted, torch.relu, even]
+
+
+MODELS = dict[str, nn.Module]()  # of a script that keeps its models by their names
+
+
+def of_a_list(net: Held) -> Callable[[], Tensor]:
+    kept = [net.scale]
+    return lambda: kept[0]
+
+
+def of_a_cached_function(net: Held) -> Callable[[], Tensor]:
+    return lru_cache(lambda: net.scale)
+
+
+def of_a_set(net: Held) -> Callable[[], Tensor]:
+    kept = {lambda: net.scale}
+    return lambda: next(iter(kept))()  # noqa: PLW0108 - a set is read when it is called
+
+
+def of_a_global_variable(net: Held) -> Callable[[], Tensor]:
+    MODELS["net"] = net
+    return lambda: MODELS["net"].scale  # type: ignore[return-value]
+
+
+def of_no_module(_: Held) -> Callable[[], Tensor]:
+    scale = nn.Parameter(torch.ones(4))
+    return lambda: scale
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (of_a_list, "reads scale beside its own place"),
+        *((kind, r"shape \(4,\) that is none of its own") for kind in (of_a_cached_function, of_a_set)),
+        *((kind, r"shape \(4,\) that is none of its own") for kind in (of_a_global_variable, of_no_module)),
+    ],
+)
+def test_a_parameter_that_no_step_would_move_is_refused(
+    kind: Callable[[Held], Callable[[], Tensor]], said: str
+) -> None:
+    net = Held(1)
+    scale = kind(net)
+    net.functions.append(lambda h: h * scale())
+    with pytest.raises(ProgramRefused, match=said):
+        make_source(net, input=(5,))
+
+
+def test_a_module_that_keeps_what_a_pass_computed_is_copied_and_one_that_keeps_a_lock_refused() -> None:
+    net = Held(1)
+    net.functions.append(lambda h: h + 0 * (net.kept.update(h=h * 2) or 1))
+    expected = net(X)
+    assert torch.equal(copied(net)(X), expected)
+    net.lock = Lock()  # type: ignore[assignment]
+    with pytest.raises(ProgramRefused, match="cannot be copied") as refused:
+        make_source(net, input=(5,))
+    assert "locks" in str(refused.value.hint)
