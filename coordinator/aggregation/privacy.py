@@ -90,10 +90,10 @@ def seeded_normals(secret: bytes, said: bytes, count: int) -> F64:
 def epsilon_spent(noise: float, releases: int, delta: float, *, sampling: float = 1.0) -> float:
     """The epsilon at `delta` of a device that took part in all of `releases` releases with multiplier `noise`.
 
-    One device more or less is the difference (add or remove). Gaussian mechanisms compose to one with noise over
-    sqrt(releases), exactly. With `sampling` below one each device took part in each release with that probability,
-    drawn independently (Poisson) and in secret: Renyi accounting (Mironov, Talwar and Zhang 2019). Raises ConfigError
-    where the accountant is not installed.
+    Two runs are compared, with the device's updates and without; the answers of the others are the same. Gaussian
+    mechanisms compose to one with noise over sqrt(releases), exactly. With `sampling` below one each device took part
+    in each release with that probability, drawn independently (Poisson) and in secret: Renyi accounting (Mironov,
+    Talwar and Zhang 2019). Raises ConfigError where the accountant is not installed.
     """
     if releases == 0:
         return 0.0

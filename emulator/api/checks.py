@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import is_dataclass
@@ -36,7 +37,11 @@ def check_fleet(fleet: object) -> None:
 
 
 def check_own(*, loss: object = None, metrics: object = None, out: object = None) -> None:
-    """Raises UsageError for a loss, metrics or a folder of another kind."""
+    """Raises UsageError for a loss, metrics or a folder of another kind, and within `torch.autocast`."""
+    torch = sys.modules.get("torch")
+    if torch is not None and (torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")):
+        told = "torch.autocast is on, and no runtime of a device trains in half precision"
+        raise UsageError(told, hint="call this outside of `with torch.autocast(...)`")
     if loss is not None and (isinstance(loss, type) or not callable(loss)):
         shown = loss.__name__ if isinstance(loss, type) else repr(loss)
         hint = "give a function of outputs and labels, as torch.nn.CrossEntropyLoss(); leave it out for cross-entropy"

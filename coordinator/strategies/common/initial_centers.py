@@ -80,8 +80,9 @@ class MultiStartSgd(LocalSgd):
         labels = self._alike(common, updates, schema, rng) if alike else np.array([dealt[c] for c in updates.clients])
         R = one_hot(labels, self.clusters)
         means = self.server.aggregate(np.tile(common, (self.clusters, 1)), updates, R, updates.n, schema)
-        centers = np.where(np.any(R, axis=0, keepdims=True).T, means, state.centers)  # of an empty group what was drawn
-        return replace(state, centers=centers, extra={k: v for k, v in state.extra.items() if k != "ungrouped"})
+        if not self.server.privacy_noise:  # which hides whether a group has a device
+            means = np.where(np.any(R, axis=0, keepdims=True).T, means, state.centers)  # of none what was drawn
+        return replace(state, centers=means, extra={k: v for k, v in state.extra.items() if k != "ungrouped"})
 
     def _alike(self, common: Flat, updates: ClientUpdates, schema: Schema, rng: np.random.Generator) -> I64:
         """[m] the clusters of the last layers of the devices' models, which weigh n_i."""

@@ -55,7 +55,7 @@ def as_array(value: Any) -> Array:
     try:
         return np.asarray(value.to_numpy() if hasattr(value, "to_numpy") else value)
     except ValueError:
-        hint = "give all samples one shape: resize or pad them"
+        hint = "give samples and labels apart, as x and y, and all samples one shape: resize or pad them"
         raise ConfigError("a list of values of different shapes", hint=hint) from None
 
 
@@ -71,12 +71,12 @@ def is_missing(label: Any) -> bool:
         return False
 
 
-def as_numbers(y: Array) -> Array:
+def as_numbers(given: Array) -> Array:
     """What are all numbers in an array of objects, as an array of numbers; other arrays as they are."""
-    if y.dtype != object or not all(isinstance(value, Number) for value in y.flat):
-        return y
-    found = np.array(y.tolist())
-    return y.astype(np.float64) if found.dtype == object else found  # numbers of decimals and fractions
+    if given.dtype != object or not all(isinstance(value, Number) for value in given.flat):
+        return given
+    found = np.array(given.tolist())
+    return given.astype(np.float64) if found.dtype == object else found  # numbers of decimals and fractions
 
 
 def channels_first(pixels: Array) -> Array:

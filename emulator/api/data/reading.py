@@ -54,7 +54,7 @@ def read_columns(data: Any, *, x: Any, y: Column, by: Any = None) -> Columns:
         found = replace(found, by=as_array(by))
         if found.by is not None and found.by.ndim != 1:
             raise ConfigError(f"by is {found.by.dtype} {list(found.by.shape)}", hint="give one value for each sample")
-    found = replace(found, y=as_numbers(found.y))
+    found = replace(found, x=as_numbers(found.x), y=as_numbers(found.y))
     if not (found.x.ndim and found.y.ndim):
         raise ConfigError("x or y is a single value, no array", hint="write fc.fleet((x, y), ...): two arrays")
     lengths = {"x": len(found.x), "y": len(found.y), **({} if found.by is None else {"by": len(found.by)})}

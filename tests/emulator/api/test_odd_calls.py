@@ -361,6 +361,12 @@ def test_a_run_within_torchs_inference_mode_is_the_run_without(model: Any, aroun
     assert within.history["mean"].tolist() == plain.history["mean"].tolist()
 
 
+def test_a_run_within_autocast_is_refused_in_words() -> None:
+    """It ended in "dot : expected both vectors to have same dtype"."""
+    with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(UsageError, match=r"torch\.autocast is on"):
+        run()
+
+
 def test_a_device_with_a_name_that_is_not_ascii_is_found_by_it(tmp_path: Path) -> None:
     one = (RNG.normal(size=(20, 3)), np.arange(20) % 3)
     fleet = fc.fleet({"日本": one, "東京": one, "José": one})

@@ -139,8 +139,9 @@ def test_a_column_of_other_rows_than_the_data_frame_is_taken_as_it_stands() -> N
     ],
 )
 def test_numbers_in_a_column_of_objects_are_numbers(labels: Array, kind: type) -> None:
-    """They were texts: each float was a class of its own, and class 10 came before class 2."""
-    fleet = fc.fleet((X, labels), by=WHO)
+    """They were texts: each float was a class of its own, and class 10 came before class 2. Samples were refused."""
+    fleet = fc.fleet((X.astype(object), labels), by=WHO)
+    np.testing.assert_array_equal(fleet["anna"].train.x, fc.fleet((X, labels), by=WHO)["anna"].train.x)
     assert fleet["anna"].train.y.dtype == kind
     assert not fleet.classes
 
