@@ -1,4 +1,4 @@
-"""The phone's page when its network goes, its coordinator moves or is upgraded: a real Chromium before a real broker."""
+"""The phone's page when its network goes, or its coordinator moves or is upgraded: a real Chromium and a real broker."""
 
 from __future__ import annotations
 
@@ -66,7 +66,8 @@ def lead(transport: MqttTransport, config: Path, epoch: int) -> None:
     """The record of a coordinator that has just started."""
     signature = open_signing_key(config.parent / "run").sign_record(f"{epoch:016x}", epoch, "demo")
     about = {"online": True, "proto": [1], "spread_ms": 0, "block": 4096, "window": 4, "src": ["mqtt"]}
-    fields = about | {"boot": f"{epoch:016x}", "epoch": epoch, "state": {"doing": "compile", "newcomers": "now"}} | signature
+    state = {"doing": "compile", "newcomers": "now"}
+    fields = about | {"boot": f"{epoch:016x}", "epoch": epoch, "state": state} | signature
     record = messages.write_message("coord", ident="c", t_ms=0, **fields)
     transport.publish(Topics("demo").coord(), record, retain=True)
 
