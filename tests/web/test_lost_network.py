@@ -1,4 +1,4 @@
-"""The phone's page when its network goes, or its coordinator moves or is upgraded: a real Chromium and a real broker."""
+"""The phone's page when its network goes, its coordinator moves or is upgraded: a real Chromium and a real broker."""
 
 from __future__ import annotations
 
