@@ -17,6 +17,9 @@ export const PAGE_VERSION = new URL(import.meta.url).pathname.split("/").at(-2);
 /** The coordinator cannot be reached, or what stands before it says so. */
 class Unreachable extends Error {}
 
+/** The coordinator was upgraded since this page was loaded. */
+export class OldPage extends Error {}
+
 /** What the coordinator says at join.json, checked: {federation, broker, keys, open, model}. Throws Error with words. */
 async function fetchJoin(url, kept) {
   const signal = AbortSignal.timeout(PATIENCE_MS); // also for the body
@@ -31,7 +34,7 @@ async function fetchJoin(url, kept) {
   const raw = await answer.json().catch(() => {
     throw new Unreachable("what answers there is not the coordinator");
   });
-  if (raw.page !== PAGE_VERSION) throw new Error("this page is older than its coordinator; load it again");
+  if (raw.page !== PAGE_VERSION) throw new OldPage("this page is older than its coordinator; load it again");
   const join = readFacts(raw);
   await kept.write({ [LAST_FACTS + url]: raw }).catch((wrong) => console.warn("an offline start has the facts of an earlier visit:", wrong.message)); // a full disk
   return join;

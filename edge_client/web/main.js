@@ -1,7 +1,7 @@
 // Entry point of the page: connects the client, the samples and the view, and handles the user's input.
 
 import { Client } from "./runtime/client.js";
-import { awaitModel, findJoin, forgetEarlier, hasMoved, loadIdentity, otherModel, PAGE_STORE } from "./join.js";
+import { awaitModel, findJoin, forgetEarlier, hasMoved, loadIdentity, OldPage, otherModel, PAGE_STORE } from "./join.js";
 import { ScreenLock } from "./screen_lock.js";
 import { OFFLINE, View } from "./view.js";
 import { fromPhoto, isPicture, Pad } from "./data/images.js";
@@ -46,8 +46,9 @@ async function main() {
     tell: (event) => {
       awake.on(event);
       view.tell(event);
-      if (event.unreached) followCoordinator(join, kept).catch((wrong) => view.showError(wrong.message));
-      if (event.restarted && model !== null) otherModel(FACTS, kept, model).then((told) => told && view.showError(told), (wrong) => view.showError(wrong.message));
+      const failed = (wrong) => (wrong instanceof OldPage ? loadAgain(client) : view.showError(wrong.message));
+      if (event.unreached) hasMoved(FACTS, join, kept).then((moved) => moved && loadAgain(client), failed);
+      if (event.restarted && model !== null) otherModel(FACTS, kept, model).then((told) => told && view.showError(told), failed);
     },
   });
   samples.changed = async () => {
@@ -77,9 +78,16 @@ async function main() {
   }
 }
 
-/** A coordinator that has another broker by now is found by a page that is loaded again: a page may dial the broker that it came with, and no other. */
-async function followCoordinator(join, kept) {
-  if (await hasMoved(FACTS, join, kept)) location.reload();
+/**
+ * The coordinator was upgraded, and an old page does not train for it; or it has another broker, and a page may dial only the one that
+ * it came with. A task is dropped: it comes again to the page that is loaded. A drawing that was begun is added or wiped first.
+ */
+function loadAgain(client) {
+  client.stop();
+  const pad = view.part("pad");
+  if ("blank" in pad.dataset) location.reload();
+  else view.end("the coordinator was upgraded or moved: this page loads itself again once your drawing is added or wiped");
+  new MutationObserver(() => location.reload()).observe(pad, { attributeFilter: ["data-blank"] });
 }
 
 /** What a phone keeps in a federation, under its name there. */

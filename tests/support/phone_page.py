@@ -6,17 +6,18 @@ import contextlib
 import math
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pytest
 import uvicorn
 from starlette.applications import Starlette
 from starlette.types import ASGIApp
 
 from coordinator.config import read_config
-from coordinator.phone import routes
+from coordinator.phone import page_files, routes
 from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.protocol.task import Array
 from tests.support.node import third_party
@@ -46,6 +47,13 @@ def served(config: Path, *, port: int = 0, around: Callable[[ASGIApp], ASGIApp] 
         server.should_exit = True
         thread.join(5)
         opened.close()
+
+
+def another_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The installation is upgraded: one file of the page is another."""
+    own: Mapping[str, bytes] = page_files._own_files()
+    changed = {**own, "style.css": own["style.css"] + b"/* newer */"}
+    monkeypatch.setattr(page_files, "_own_files", lambda: changed)
 
 
 def text(page: Page, part: str, pattern: str) -> str:

@@ -59,6 +59,18 @@ test("what is not signed, not listed, or of an old coordinator is refused before
   await leave();
 });
 
+test("a coordinator that speaks another version of the protocol is sent nothing but a farewell", async () => {
+  const world = new World();
+  const { life } = await phone(world, new MemoryStore());
+  await world.lead(1);
+  world.say("task", await world.task());
+  await world.heard((m) => m.k === "rdy");
+  const from = world.said.length;
+  await world.lead(2, { proto: [2] }); // it does not know what was announced
+  await assert.rejects(life, /version 2 of the protocol; load this page again/);
+  assert.deepEqual(world.said.slice(from).map(({ k, s: state }) => [k, state]), [["st", "off"]]);
+});
+
 test("a blob whose hash is wrong is fetched once more, then refused; nothing of it stays", async () => {
   const [world, store] = [new World(), new MemoryStore()];
   const { leave } = await phone(world, store);

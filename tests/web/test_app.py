@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,13 +17,13 @@ from starlette.responses import PlainTextResponse
 
 from coordinator.config import read_config
 from coordinator.local_broker import free_port
-from coordinator.phone import page_files, routes
+from coordinator.phone import routes
 from emulator.stop_signals import DeferredSignals
 from emulator.testbed.processes import ChildProcesses
 from tests.support.browser import FLAGS, PHONE, Open, find_chromium
 from tests.support.node import third_party
 from tests.support.phone_federation import RUN, federation_of_one, known_model
-from tests.support.phone_page import PATIENCE_MS, load_table, served, text
+from tests.support.phone_page import PATIENCE_MS, another_release, load_table, served, text
 from tests.support.process_fleet import FleetScene
 
 if TYPE_CHECKING:
@@ -100,13 +100,6 @@ def test_a_browser_that_is_killed_in_a_fit_trains_to_the_end_when_the_page_is_op
                 assert list(done["assignment"]) == [me]
                 assert text(page, "rounds", "1") == "1"
             children.wait_for_exit(children.running)
-
-
-def another_release(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The installation is upgraded: one file of the page is another."""
-    own: Mapping[str, bytes] = page_files._own_files()
-    changed = {**own, "style.css": own["style.css"] + b"/* newer */"}
-    monkeypatch.setattr(page_files, "_own_files", lambda: changed)
 
 
 def add_a_sample(page: Page, folder: Path) -> None:

@@ -77,6 +77,7 @@ export class Client {
     try {
       while (!this.stopping) {
         await this.handleWithRoom(await this.inbox.next(this.waitMs()));
+        if (this.stopping) break; // what came may be why: nothing more is sent
         if (this.task !== null) await this.work(this.task);
         else if (this.centerRequest !== null) await this.answerCenterRequest(this.centerRequest);
         else await this.uploader.step();
@@ -133,7 +134,7 @@ export class Client {
 
   async handle(event) {
     if (event !== undefined) await this.take(event);
-    if (this.now() < this.announceAt) return;
+    if (this.stopping || this.now() < this.announceAt) return;
     this.announceAt = Infinity;
     await this.announceSamples();
   }
