@@ -28,7 +28,11 @@ every_method = pytest.mark.every_method(CASES)
 
 @cache
 def _played(name: str, rounds: int) -> MethodWorld:
-    return world(build(name), LOCAL, rounds=rounds)
+    if rounds == 0:
+        return world(build(name), LOCAL)
+    fleet = played(name, rounds - 1)
+    fleet.round()
+    return fleet
 
 
 def played(name: str, rounds: int) -> MethodWorld:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import Counter
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,15 +20,19 @@ from tests.support.virtual_federation import BALLAST, Federation
 from tests.support.virtual_time import Killed
 
 DEVICES = 2
-VICTIM = "d01"
-STEPS = 57  # times that an undisturbed device changes its disk: checked below
+OTHER, VICTIM = "d00", "d01"
+STEPS = {OTHER: 58, VICTIM: 57}  # times that an undisturbed device changes its disk: checked below
+HALF = STEPS[OTHER] // 2
 
 
 class Power:
-    """Cuts the power of one device at its `fatal`-th change of the disk: in the middle of it, or right after."""
+    """Cuts the power of each device of `fatal` at that change of its disk: in the middle of it, or right after.
 
-    def __init__(self, patch: pytest.MonkeyPatch, fatal: int = 0, moment: str = "") -> None:
-        self.steps, self._fatal, self._moment = 0, fatal, moment
+    `steps` counts the changes of each thread, by its name: a device's has its own.
+    """
+
+    def __init__(self, patch: pytest.MonkeyPatch, fatal: Mapping[str, int] | None = None, moment: str = "") -> None:
+        self.steps, self._fatal, self._moment = Counter[str](), fatal or {}, moment
         self.fed: Federation | None = None
         self._publish, self._write_at = blobs._publish, blobs._write_at
         self._rename = blobs.StagedBlob.rename
@@ -60,21 +66,33 @@ class Power:
     def _after(self) -> None:
         if self._now():
             self._cut()
-        self.steps += threading.current_thread().name == VICTIM
+        self.steps[threading.current_thread().name] += 1
 
     def _now(self) -> bool:
-        return threading.current_thread().name == VICTIM and self.steps + 1 == self._fatal
+        name = threading.current_thread().name
+        return self.steps[name] + 1 == self._fatal.get(name)
 
     def _cut(self) -> None:
-        self.steps += 1
+        name = threading.current_thread().name
+        self.steps[name] += 1
         assert self.fed is not None
-        self.fed.world.participants[VICTIM].vanish()
+        self.fed.world.participants[name].vanish()
         raise Killed
+
+
+def start_again(fed: Federation, names: Collection[str]) -> None:
+    """Each of these devices, once it has lost its power."""
+    dying = [fed.world.participants[name] for name in names]
+    while dying:
+        fed.world.run(lambda: any(one.ended for one in dying))  # noqa: B023 - used at once
+        for one in (one for one in dying if one.ended):
+            fed.start_device(one.name, softmax_program.grouped_fleet(fed.config.fleet.min_devices, 2)[one.name])
+        dying = [one for one in dying if not one.ended]
 
 
 class DevicesBaseline(NamedTuple):
     states: dict[str, bytes]
-    steps: int
+    steps: Mapping[str, int]
 
 
 @pytest.fixture(scope="module")
@@ -86,22 +104,22 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> DevicesBaseline:
 
 
 def test_the_cuts_below_reach_every_step_of_a_device(undisturbed: DevicesBaseline) -> None:
-    assert undisturbed.steps == STEPS
+    assert {name: undisturbed.steps[name] for name in STEPS} == STEPS
 
 
 @pytest.mark.parametrize(
     ("fatal", "moment"),
-    [(step, "in the middle") for step in range(1, STEPS + 1)] + [(step, "after") for step in range(1, STEPS + 1, 4)],
+    [(step, "in the middle") for step in range(1, HALF + 1)] + [(step, "after") for step in range(1, HALF + 1, 4)],
 )
 def test_a_device_that_loses_power_at_any_step_continues_with_what_it_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: DevicesBaseline, fatal: int, moment: str
 ) -> None:
-    power = Power(monkeypatch, fatal, moment)
+    """One device at the steps of the first half, the other one, in the same training, at those of the second."""
+    cuts = {VICTIM: fatal, OTHER: HALF + fatal}
+    power = Power(monkeypatch, cuts, moment)
     power.fed = fed = Federation.of(tmp_path, ballast=BALLAST, devices=DEVICES)
     fed.start()
-    victim = fed.world.participants[VICTIM]
-    fed.world.run(lambda: victim.ended)
-    fed.start_device(VICTIM, softmax_program.grouped_fleet(DEVICES, 2)[VICTIM])
+    start_again(fed, cuts)
     fed.complete()
     assert fed.final_states() == undisturbed.states
 
@@ -162,12 +180,10 @@ def test_a_device_that_loses_power_in_a_masked_sum_continues_with_what_it_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed_sums: DevicesBaseline, part: int, moment: str
 ) -> None:
     """Its keys, the words that it masked and the shares that it showed are on disk before any of it is sent."""
-    power = Power(monkeypatch, 1 + part * undisturbed_sums.steps // CUTS, moment)
+    power = Power(monkeypatch, {VICTIM: 1 + part * undisturbed_sums.steps[VICTIM] // CUTS}, moment)
     power.fed = fed = Federation.of(tmp_path, ballast=BALLAST, devices=SUMMED_DEVICES, runs=MASKED)
     fed.start()
-    victim = fed.world.participants[VICTIM]
-    fed.world.run(lambda: victim.ended)
-    fed.start_device(VICTIM, softmax_program.grouped_fleet(SUMMED_DEVICES, 2)[VICTIM])
+    start_again(fed, [VICTIM])
     fed.complete()
     assert fed.final_states() == undisturbed_sums.states
     assert all("failed" not in record["secure"] for record in fed.rounds())
