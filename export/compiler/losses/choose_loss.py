@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from edge_client.errors import FedcentersError, ProgramRefused
 from edge_client.protocol.program import IGNORED, Loss, class_axis
 from export.compiler.losses.sample_losses import POSITION_LOSSES, LossFunction, loss_name, own_losses
+from export.compiler.signatures.lasting_state import parameters_behind
 from export.diagnostics import first_sentence
 
 Targets = Tensor | Sequence[int] | None  # a batch of targets, of which shape and kind count; or a sample's shape
@@ -127,6 +128,13 @@ def check_own_loss(loss: LossFunction, out: Tensor, y: Tensor, *, labels: bool) 
         ) from wrong
     if not found.requires_grad:
         raise ProgramRefused(f"loss {loss_name(loss)} {NO_GRADIENT}", hint=NO_GRADIENT_HINT)
+    kept = {id(p) for p in parameters_behind(alone)}
+    if read := [p for p in parameters_behind(found) if id(p) in kept]:
+        raise ProgramRefused(
+            f"loss {loss_name(loss)} computes with a parameter of shape {tuple(read[0].shape)}, which it is not given, "
+            "so no step moves it by this loss",
+            hint="compute that part in forward, and give it out with the outputs; read a constant by detach()",
+        )
     if len(found) != len(out) or len(alone) != 1:
         raise ProgramRefused(
             f"loss {loss_name(loss)} gives {len(found)} numbers for {len(out)} samples",

@@ -128,9 +128,9 @@ def refuse_unmoved(name: str, module: nn.Module, out: Tensor, again: Callable[[]
     or of none. A step moves what it is given alone. `again` is the same pass: a parameter of one pass alone was made in
     forward.
     """
-    own, left = {id(p): place for place, p in module.named_parameters()}, _parameters_behind(out)
+    own, left = {id(p): place for place, p in module.named_parameters()}, parameters_behind(out)
     if left:
-        kept_on = {id(p) for p in _parameters_behind(again())}
+        kept_on = {id(p) for p in parameters_behind(again())}
         left = [p for p in left if id(p) in kept_on]
     if beside := [own[id(p)] for p in left if id(p) in own]:
         kept = kept_twice(module)
@@ -149,7 +149,7 @@ def refuse_unmoved(name: str, module: nn.Module, out: Tensor, again: Callable[[]
         )
 
 
-def _parameters_behind(out: Tensor) -> list[nn.Parameter]:
+def parameters_behind(out: Tensor) -> list[nn.Parameter]:
     """Those that the output has a gradient for."""
     todo, seen, found = [out.grad_fn], set[object](), list[nn.Parameter]()
     while todo:

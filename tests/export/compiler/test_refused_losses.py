@@ -81,6 +81,7 @@ def test_a_function_that_torch_takes_apart_names_the_layer_of_its_line(loss: Los
     ("loss", "targets", "told"),
     [
         (lambda out, y: ((out.detach() - y) ** 2).mean(1), None, "has no gradient in the outputs"),
+        (lambda out, y: ((out - y) ** 2).mean(1) + LINES[0].weight.norm(), None, r"a parameter of shape \(5, 4\)"),
         (
             lambda out, y: F.binary_cross_entropy_with_logits(out[:, 0], y.float(), reduction="none"),
             LABELS,
@@ -88,7 +89,7 @@ def test_a_function_that_torch_takes_apart_names_the_layer_of_its_line(loss: Los
         ),
     ],
 )
-def test_a_loss_without_a_gradient_or_with_one_class_is_refused_before_it_is_traced(
+def test_a_loss_that_trains_nothing_or_less_than_it_says_is_refused_before_it_is_traced(
     loss: Loss, targets: Tensor | None, told: str
 ) -> None:
     module = LINES if targets is None else nn.Linear(4, 1)
