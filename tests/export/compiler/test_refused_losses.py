@@ -81,7 +81,11 @@ def test_a_function_that_torch_takes_apart_names_the_layer_of_its_line(loss: Los
     ("loss", "targets", "told"),
     [
         (lambda out, y: ((out.detach() - y) ** 2).mean(1), None, "has no gradient in the outputs"),
-        (lambda out, y: ((out - y) ** 2).mean(1) + LINES[0].weight.norm(), None, r"a parameter of shape \(5, 4\)"),
+        (
+            lambda out, y: ((out - y) ** 2).mean(1) + LINES.get_parameter("0.weight").norm(),
+            None,
+            r"a parameter of shape \(5, 4\)",
+        ),
         (
             lambda out, y: F.binary_cross_entropy_with_logits(out[:, 0], y.float(), reduction="none"),
             LABELS,
