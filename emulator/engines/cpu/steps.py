@@ -56,7 +56,8 @@ def _cross_entropy(scores: Tensor, y: Tensor) -> Tensor:
 
     Runtimes of devices need those; torch's own picks a class by its number, and gives the same bits in less time.
     """
-    return aten.cross_entropy_loss.default(scores, y, None, NO_REDUCTION, IGNORED)
+    losses: Tensor = aten.cross_entropy_loss.default(scores, y, None, NO_REDUCTION, IGNORED)
+    return losses
 
 
 def autograd_step(source: TraceSource, model: FlatModel) -> Step:

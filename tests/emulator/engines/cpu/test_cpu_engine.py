@@ -108,7 +108,7 @@ def test_recorded_steps_are_autograds(name: str) -> None:
         assert np.abs(one - other).max() <= SAME * np.abs(other).max()
 
 
-class Called(TorchDispatchMode):  # type: ignore[misc]  # torch's class
+class Called(TorchDispatchMode):
     """The operators that are computed."""
 
     def __init__(self) -> None:
