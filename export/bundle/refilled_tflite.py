@@ -1,8 +1,9 @@
 """A center's TFLite file with the weights of another one: milliseconds, where a conversion takes seconds.
 
 A converter writes a weight as it is, with its axes in another order, or computes constants from it. A file can be
-refilled where each weight is in it as it is, and no other constant may come from one. Such a file has the bytes that a
-conversion of the other center gives, unless that finds numbers to simplify by, as a bias of zeros.
+refilled where each weight is in it as it is, and no constant of many numbers may come from one. Such a file has the
+bytes that a conversion of the other center gives, unless that finds numbers to simplify by, as a bias of zeros. A
+single number or a mask that comes from a weight looks like any other: compare the file with the other center.
 """
 
 from __future__ import annotations

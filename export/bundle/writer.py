@@ -10,6 +10,7 @@ import math
 import secrets
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -179,8 +180,10 @@ class _BundleBuild:
             for fmt in self._wish.formats:
                 path = f"{folder}/model.{fmt}"
                 made = self._material.made.get(path)
-                data = made or self._with_facts(self._file(network, vector, fmt), fmt)
-                files[fmt] = {**put(path, data), "parity": self._checked(network, data, fmt, k)}
+                data, parity = (
+                    (made, self._checked(network, made, fmt, k)) if made else self._file(network, vector, fmt, k)
+                )
+                files[fmt] = {**put(path, data), "parity": parity}
                 known = {**known, **self._accuracy(k, data, fmt)}
                 for scheme in quantize.supported_schemes(fmt, quantize.SCHEMES):
                     if scheme in self._wish.schemes or f"{folder}/model.{scheme}.{fmt}" in self._material.made:
@@ -195,19 +198,25 @@ class _BundleBuild:
             entry["adapter"] = {kind: put(f"{folder}/adapter/{name}", data) for kind, (name, data) in adapter.items()}
         return entry
 
-    def _file(self, network: nn.Module, vector: Flat, fmt: str) -> bytes:
-        """One self-contained file: the program's own ONNX file or another center's TFLite file, where one will do."""
+    def _file(self, network: nn.Module, vector: Flat, fmt: str, center: int) -> tuple[bytes, float]:
+        """One self-contained file, and its difference from torch.
+
+        It is the program's own ONNX file, or another center's TFLite file, where one will do.
+        """
         program = self._program
-        if fmt == "onnx" and "onnx" in program.containers:
-            return _baked(program, self._files, self._frozen, vector)
-        if fmt != "tflite":
-            return export_center(network, program.input, fmt)
         weights = list(program.schema.split(vector).values())
-        if self._refillable is not None:
-            return self._refillable.refilled(weights)
-        file = export_center(network, program.input, fmt)
-        self._refillable = refillable(file, weights)
-        return file
+        if fmt == "tflite" and self._refillable is not None:
+            file = self._refillable.refilled(weights)
+            with suppress(ProgramRefused):  # where a number or a mask in it comes from a weight
+                return file, self._checked(network, file, fmt, center)
+        if fmt == "onnx" and "onnx" in program.containers:
+            file = _baked(program, self._files, self._frozen, vector)
+        else:
+            file = export_center(network, program.input, fmt)
+        if fmt == "tflite":
+            self._refillable = refillable(file, weights)
+        file = self._with_facts(file, fmt)
+        return file, self._checked(network, file, fmt, center)
 
     def _with_facts(self, file: bytes, fmt: str) -> bytes:
         """The file, with what its card says of classes and input where the format has a place for it."""

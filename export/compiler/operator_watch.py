@@ -38,8 +38,7 @@ from export.dispatch_mode import PlainDispatchMode
 from export.float64_mode import as_in
 from export.own_thread import own_random
 
-TORCH, COMPILER = str(Path(torch.__file__).parent), str(Path(__file__).parent)
-EXPORT = str(Path(__file__).parents[1])
+TORCH, COMPILER, EXPORT = map(str, (Path(torch.__file__).parent, *Path(__file__).parents[:2]))
 BETWEEN = (  # of the compiler, called by a model's code
     *("operator_watch.py", "forward_overrides.py", "random_ops.py", "vmap_levels.py", "label_losses.py", "dropout.py"),
     *("recurrent.py", "complex_pairs.py", "fourier.py", "short_time.py", "matrices.py", "indexing.py"),
@@ -143,11 +142,14 @@ def check_gradient(source: TraceSource) -> None:
     A gradient taken in forward, and most of what fails backward, is told by the tracer.
     """
     state = {name: value.clone() for name, value in tensors_of(source.module).items()}
-    for name in source.params:
-        state[name].requires_grad_()
-    try:
+    state |= {name: state[name].requires_grad_() for name in source.params}
+
+    def trained() -> Tensor:
         with own_random(), torch.enable_grad(), no_gradients():
-            out, _ = call_module(source.module.train(), state, example_inputs(source, "infer", 2)[-1])
+            return call_module(source.module.train(), state, example_inputs(source, "infer", 2)[-1])[0]
+
+    try:
+        out = trained()
     except UnsupportedOperator:
         return
     except FAULTS as wrong:
@@ -164,7 +166,7 @@ def check_gradient(source: TraceSource) -> None:
             f"model {source.name!r} gives outputs that no trained parameter has a gradient of",
             hint="leave torch.no_grad(), detach() and numpy out of forward, and unfreeze what its output comes from",
         )
-    refuse_unmoved(source.name, source.module, out)
+    refuse_unmoved(source.name, source.module, out, trained)
     try:
         with own_random():
             torch.autograd.grad(out.sum(), [state[name] for name in source.params], allow_unused=True)

@@ -121,13 +121,17 @@ def hooks_on_gradients(module: nn.Module, x: Tensor) -> str:
     return " and ".join(told + (["a tensor in forward (register_hook)"] if calls else []))
 
 
-def refuse_unmoved(name: str, module: nn.Module, out: Tensor) -> None:
+def refuse_unmoved(name: str, module: nn.Module, out: Tensor, again: Callable[[], Tensor]) -> None:
     """Raise ProgramRefused where `out`, of a pass that was given other tensors, has a gradient for a parameter.
 
     Such a one was reached by another way than its name: of a list or a function, of the module that this is a copy of,
-    or of none. A step moves what it is given alone.
+    or of none. A step moves what it is given alone. `again` is the same pass: a parameter of one pass alone was made in
+    forward.
     """
     own, left = {id(p): place for place, p in module.named_parameters()}, _parameters_behind(out)
+    if left:
+        kept_on = {id(p) for p in _parameters_behind(again())}
+        left = [p for p in left if id(p) in kept_on]
     if beside := [own[id(p)] for p in left if id(p) in own]:
         kept = kept_twice(module)
         raise ProgramRefused(
@@ -140,7 +144,8 @@ def refuse_unmoved(name: str, module: nn.Module, out: Tensor) -> None:
             f"model {name!r} computes with a parameter of shape {tuple(left[0].shape)} that is none of its own, so no "
             "step moves it",
             hint="keep layers in attributes, an nn.ModuleList or an nn.ParameterList; reach them by forward's self, "
-            "not by a global variable, a set or a cached function; give what stays as it is requires_grad_(False)",
+            "not by a global variable, a set or a cached function; compute in forward what comes from parameters, also "
+            "a view; give what stays as it is requires_grad_(False)",
         )
 
 

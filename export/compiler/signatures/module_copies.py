@@ -31,7 +31,7 @@ PLAIN = frozenset({int, float, bool, str, bytes, type(None)})  # of which a modu
 
 
 def copied(module: nn.Module) -> nn.Module:
-    """A copy of the module, in which tensors that a pass has computed are constants. Raises ProgramRefused."""
+    """A copy of the module; `_tensor_copied` says what stands for computed tensors. Raises ProgramRefused."""
     known = dict[int, Any]()
     try:
         with replaced_here(Tensor, "__deepcopy__", _tensor_copied):
@@ -50,10 +50,14 @@ def copied(module: nn.Module) -> nn.Module:
 
 
 def _tensor_copied(value: Tensor, memo: dict[int, Any]) -> Tensor:
-    """As torch's own, which refuses what a pass has computed, as features in a list or `weight` of a weight norm."""
+    """As torch's own, which refuses what was computed, as features in a list or `weight` of a weight norm.
+
+    For these it is a parameter that has no place: refuse_unmoved refuses a pass that reads one before it is computed
+    again, as a view of a parameter in a list.
+    """
     if value.is_leaf:
         return TORCHS_COPY(value, memo)  # type: ignore[no-any-return,no-untyped-call]  # torch's own
-    return memo.setdefault(id(value), value.detach().clone())  # type: ignore[no-any-return]
+    return memo.setdefault(id(value), nn.Parameter(value.detach().clone()))  # type: ignore[no-any-return]
 
 
 class _Functions:

@@ -18,7 +18,7 @@ from export.bundle.bundle_contents import BundleSource
 from export.bundle.center_files import export_center, load_infer_module
 from export.bundle.refilled_tflite import refillable
 from export.bundle.writer import BundleOptions, write_bundle
-from export.compiler.program import vector_of
+from export.compiler.program import compile_program, vector_of
 from tests.support.programs import compiled, model
 
 
@@ -43,6 +43,13 @@ class ByCosine(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x @ self.weight.T / self.weight.square().sum(1)
+
+
+class ByMean(nn.Linear):
+    """Its weights are in the file, and so is their mean, which looks like any number."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) - self.weight.mean()
 
 
 def convolves() -> nn.Module:
@@ -110,3 +117,10 @@ def test_a_bundle_converts_one_center_and_the_files_of_the_others_are_those_of_a
     last = load_infer_module(infer, made.program.schema, centers[-1])
     written = (tmp_path / "bundle" / "centers" / "center-2" / "model.tflite").read_bytes()
     assert written == export_center(last, made.program.input, "tflite")
+
+
+def test_a_bundle_converts_a_center_whose_refilled_file_differs_from_it(tmp_path: Path) -> None:
+    made = compile_program(ByMean(4, 3), (4,), engines=("pt2",))
+    centers = [np.arange(15, dtype=np.float32) * k for k in (1, 2)]
+    source = BundleSource(program=made.program, files=made.files, centers=centers, cards=[{}, {}])
+    write_bundle(tmp_path / "bundle", source, BundleOptions(formats=("tflite",)))

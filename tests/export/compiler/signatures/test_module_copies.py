@@ -224,12 +224,17 @@ def of_no_module(_: Held) -> Callable[[], Tensor]:
     return lambda: scale
 
 
+def of_views(net: Held) -> Callable[[], Tensor]:
+    net.views = net.scale.chunk(1)  # type: ignore[assignment]
+    return lambda: net.views[0]  # type: ignore[index, return-value]
+
+
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
         (of_a_list, "reads scale beside its own place"),
         *((kind, r"shape \(4,\) that is none of its own") for kind in (of_a_cached_function, of_a_set)),
-        *((kind, r"shape \(4,\) that is none of its own") for kind in (of_a_global_variable, of_no_module)),
+        *((kind, r"shape \(4,\) that is none of its own") for kind in (of_a_global_variable, of_no_module, of_views)),
     ],
 )
 def test_a_parameter_that_no_step_would_move_is_refused(
@@ -240,6 +245,12 @@ def test_a_parameter_that_no_step_would_move_is_refused(
     net.functions.append(lambda h: h * scale())
     with pytest.raises(ProgramRefused, match=said):
         make_source(net, input=(5,))
+
+
+def test_a_parameter_that_each_pass_makes_is_a_constant() -> None:
+    net = Held(1)
+    net.functions.append(lambda h: h * nn.Parameter(torch.ones(4)))
+    assert make_source(net, input=(5,)).target == (3,)
 
 
 def test_a_module_that_keeps_what_a_pass_computed_is_copied_and_one_that_keeps_a_lock_refused() -> None:
