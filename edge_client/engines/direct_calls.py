@@ -14,14 +14,12 @@ from typing import Any
 
 def direct_forward(module: Any) -> Callable[..., Any]:  # noqa: ANN401 - torch is not imported here
     """The forward of a GraphModule, with the same results."""
-    import torch
-
     code = module.graph.python_code("self")
     known = dict(code.globals)
 
     def direct(call: re.Match[str]) -> str:
         name = call[0].replace(".", "_")
-        known[name] = attrgetter(call[1])(torch.ops)._op  # noqa: SLF001 - what its __call__ calls
+        known[name] = attrgetter(call[1])(known["torch"].ops)._op  # noqa: SLF001 - what its __call__ calls
         return name
 
     source = re.sub(r"\btorch\.ops\.(\w+\.\w+\.\w+)(?=\()", direct, code.src)

@@ -108,7 +108,7 @@ def test_recorded_steps_are_autograds(name: str) -> None:
         assert np.abs(one - other).max() <= SAME * np.abs(other).max()
 
 
-class Called(TorchDispatchMode):
+class CalledOperators(TorchDispatchMode):
     """The operators that are computed."""
 
     def __init__(self) -> None:
@@ -127,7 +127,7 @@ def test_a_recorded_step_computes_no_more_operators_than_autograd(name: str) -> 
     flat = FlatModel(made.module, made.schema, channels_last=False)
     counted = []
     for step in steps.record_step(made, flat, x, y, noise), steps.autograd_step(made, flat):
-        with Called() as called:
+        with CalledOperators() as called:
             step(x, y, q, noise)
         counted.append(called.names)
     assert len(counted[0]) <= len(counted[1]), counted
