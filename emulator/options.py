@@ -160,7 +160,7 @@ class SimulateArgs:
         low=0,
         flag=False,
     )
-    loggers: str = _row("", "Who is told of each round, as tensorboard,mlflow; see docs/runs.md.", panel=RESULT)
+    loggers: str = _row("", "Tools that record each round, as tensorboard,mlflow; see docs/runs.md.", panel=RESULT)
     out: Path = _row(Path("runs"), "The run's own folder is made in here.", panel=RESULT)
     name: str = _row("", "The name of the run's folder. Default: made from the method and the seed.", panel=RESULT)
 

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from edge_client.engines.base import FlatPorts, Rule, ports_by_role
+from edge_client.engines.direct_calls import direct_forward
 from edge_client.engines.frozen import open_frozen
 from edge_client.errors import ProgramRefused, RuntimeMissing, raise_for_memory
 from edge_client.malloc import keep_freed_memory
@@ -153,7 +154,8 @@ class _Call:
     """A graph, the manifest's function that it implements, and the frozen tensors."""
 
     def __init__(self, graph: Any, function: Function, frozen: Sequence[Any], place: str) -> None:  # noqa: ANN401 - a generated module
-        self.function, self._graph, self._frozen, self.place = function, graph, frozen, place
+        self.function, self._frozen, self.place = function, frozen, place
+        self._forward = direct_forward(graph)
 
     def tensors(self, ports: Iterable[Port], feeds: Tensors) -> dict[str, Any]:
         """On the device. torch.tensor copies: a graph may give an input back unchanged, and feeds are the caller's."""
@@ -166,7 +168,7 @@ class _Call:
 
         with torch.inference_mode():
             # Not the module itself: it would check shapes and symbols in each step, which the manifest has settled.
-            results = self._graph.forward(*(feeds[port.name] for port in self.function.inputs), *self._frozen)
+            results = self._forward(*(feeds[port.name] for port in self.function.inputs), *self._frozen)
         return {port.name: value for port, value in zip(self.function.outputs, results, strict=True)}
 
 

@@ -72,6 +72,9 @@ async function main() {
   for (const change of ["online", "offline"]) addEventListener(change, () => client.transport.hurry());
   try {
     await Promise.race([confirmed.then(() => client.run()), modelKnown.then(() => new Promise(() => {})), store.gone]);
+  } catch (wrong) {
+    if (offline || !(wrong instanceof OldPage)) throw wrong;
+    loadAgain(client); // it waited for its model
   } finally {
     client.stop();
     awake.on({ what: "ended" });

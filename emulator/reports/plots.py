@@ -26,7 +26,7 @@ from edge_client.protocol.task import Array
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#F0E442", "#000000")
 CURVE_ORDER = (0, 1, 2, 3, 7, 5, 4, 6)  # COLOURS of curves side by side: the two oranges stand apart
-EDGES = ("white", "black", "#ff00ff", "#00ff00")  # of dots of centers 0 to 7, 8 to 15, ...
+EDGES = ("white", "#808080", "#ff00ff", "#00ff00")  # of dots of centers 0 to 7, 8 to 15, ...
 MARKERS, GLOBAL_COLOUR = "osD^vP*X<>", "#6b7280"
 LINES = ("-", "--", "-.", ":")
 MAX_NAMED_CLASSES = 10  # as many classes or centers have words or colours of their own

@@ -1,4 +1,4 @@
-"""`python -m tests.figures.nearest_few --data DIR`: what is a device with few samples, or of few classes, told?
+"""`python -m tests.figures.nearest_few --data DIR`: which answer does a device with few samples get?
 
 The figures are in docs/results-nearest.md.
 

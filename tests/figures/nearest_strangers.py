@@ -1,4 +1,4 @@
-"""`python -m tests.figures.nearest_strangers --data DIR`: who is told that a center fits?
+"""`python -m tests.figures.nearest_strangers --data DIR`: which devices get the answer that a center fits?
 
 The figures are in docs/results-nearest.md.
 

@@ -36,7 +36,7 @@ test("of several arrays in one row only the floating point numbers are divided, 
 test("a table that does not fit is refused with the number of the line", () => {
   const wrong = [["", /empty/], ["a,b,label\n", /no samples/], ["1,2\n", /line 1 has 2 columns/], ["a,b,label\n1,2,0\n1,x,0\n", /line 3/], ["1,2,3\n", /label 3/], ["1,2,0.5\n", /label 0.5/], ["1,2,-1", /label -1/]];
   for (const [text, words] of wrong) assert.throws(() => readCsv(text, PLANE), words);
-  assert.throws(() => readCsv("1,2,0", PLANE, 0), /above 0/);
+  assert.throws(() => readCsv("1,2,0", PLANE, 0), /above 0, with a decimal point/);
 });
 
 test("ink is cut out, centered and counted in squares", () => {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from playwright.sync_api import expect
 from coordinator.config import read_config
 from coordinator.identity.signing_key import open_signing_key
 from coordinator.local_broker import free_port, start_broker
+from coordinator.storage.store import Store
 from edge_client.protocol import messages
 from edge_client.protocol.topics import Topics
 from edge_client.transport.base import Connected
@@ -76,6 +78,9 @@ def test_an_open_page_loads_itself_again_when_its_coordinator_was_upgraded_but_n
     visit: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, port = known_model(tmp_path, input=(1, 8, 8), target=(10,)), free_port()
+    with closing(Store(tmp_path / "run" / "store")) as store:
+        program = store.facts.get("program") or ""
+        store.facts.put("program", "{}")  # it is compiled below
     listener = read_config(config).web.port
     with start_broker(tmp_path / "broker", "mosquitto", web_ports=[listener]) as broker:
         coordinator = MqttTransport(broker.url, "demo.coordinator.0")
@@ -84,6 +89,12 @@ def test_an_open_page_loads_itself_again_when_its_coordinator_was_upgraded_but_n
         with served(config, port=port) as url:
             opened = visit(url, size=PHONE, touch=True)
             page = opened.page
+            text(page, "waiting", "^Waiting for the coordinator, which prepares the model")
+        another_release(monkeypatch)
+        with served(config, port=port):
+            with closing(Store(tmp_path / "run" / "store")) as store:
+                store.facts.put("program", program)
+            page.wait_for_selector("#entry:not([hidden])")
             lead(coordinator, config, 1)
             text(page, "doing", "^The coordinator prepares the training.$")
             before = page.locator("script").get_attribute("src")

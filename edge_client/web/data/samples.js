@@ -164,7 +164,7 @@ export function readCsv(text, { input, target, loss, parts = [], classes = [] },
   if (text.includes("\0")) throw new RangeError("the file is no UTF-8 text: save it as CSV in UTF-8");
   const lines = text.split(/\r\n?|\n/).map((line, i) => [line, i + 1]).filter(([line]) => line.trim());
   if (!lines.length) throw new RangeError("the file is empty");
-  if (!(scale > 0)) throw new RangeError("values are divided by a number above 0");
+  if (!(scale > 0)) throw new RangeError("“Divide values by” takes a number above 0, with a decimal point, as 2.5");
   const width = sizeOf(input);
   const outputs = loss === "squared-error" ? sizeOf(target) : 1;
   const separator = separatorOf((lines[1] ?? lines[0])[0], width + outputs);

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode
 
+from edge_client.engines.direct_calls import direct_forward
 from edge_client.rare_collection import rare_collection
 from emulator.engines.cpu.operator_log import SHAPE, DependsOnValuesError, constant, log_operators
 from export.compiler.forward_overrides import ForwardOverrides
@@ -89,7 +90,7 @@ def drop_unread(graph: fx.Graph) -> None:
 def compile_graph(graph: fx.Graph) -> Callable[..., Any]:
     """The graph as a function of its placeholders."""
     graph.lint()
-    return fx.GraphModule({}, graph).forward
+    return direct_forward(fx.GraphModule({}, graph))
 
 
 def is_call(node: object, *targets: object) -> bool:

@@ -32,6 +32,7 @@ from export.compiler.program_functions import TraceSource, call_module
 from export.compiler.random_ops import NoiseReader
 from export.one_value_norm import batch_norm_of_one_value
 
+NO_REDUCTION = 0  # torch's number for reduction="none"
 Step = Callable[[Tensor, Tensor, Tensor, "Tensor | None"], Tensor]
 
 
@@ -43,12 +44,20 @@ def sample_losses(source: TraceSource, out: Tensor, y: Tensor) -> Tensor:
     if (own := source.own_loss) is not None:
         return losses_alone(own, out, y)
     if source.loss == "cross-entropy":
-        return F.cross_entropy(out, y, reduction="none")
+        return _cross_entropy(out, y)
     if source.loss in POSITION_LOSSES:
-        scores = out if source.loss == "pixel-cross-entropy" else out.movedim(-1, 1)
-        each = F.cross_entropy(scores, y, reduction="none", ignore_index=IGNORED)
+        each = _cross_entropy(out if source.loss == "pixel-cross-entropy" else out.movedim(-1, 1), y)
         return each.flatten(1).sum(1) / (y != IGNORED).flatten(1).sum(1).clamp_min(1)
     return F.mse_loss(out, y, reduction="none").flatten(1).mean(1)
+
+
+def _cross_entropy(scores: Tensor, y: Tensor) -> Tensor:
+    """Each sample's or place's, as F.cross_entropy, which a recording replaces by a dozen operators (label_losses.py).
+
+    Runtimes of devices need those; torch's own picks a class by its number, and gives the same bits in less time.
+    """
+    losses: Tensor = aten.cross_entropy_loss.default(scores, y, None, NO_REDUCTION, IGNORED)
+    return losses
 
 
 def autograd_step(source: TraceSource, model: FlatModel) -> Step:

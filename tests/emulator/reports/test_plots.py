@@ -79,6 +79,7 @@ def test_no_two_of_32_centers_look_alike_and_their_names_cover_no_dot() -> None:
     axes = drawn(points, {d: k for k, d in enumerate(points)}, {}, draw=plots.draw_fleet)
     looks = [(np.asarray(c.get_facecolor())[0], np.asarray(c.get_edgecolor())[0]) for c in axes.collections]
     assert len({(*face, *edge) for face, edge in looks}) == len(points)
+    assert all((face != edge).any() for face, edge in looks)  # an edge that is not seen is none
     legend = axes.get_legend()
     assert legend is not None
     assert legend.get_window_extent().x0 >= axes.get_window_extent().x1

@@ -8,11 +8,13 @@ import pickle
 import weakref
 from collections.abc import Callable, Sequence
 from multiprocessing.reduction import ForkingPickler
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, fx, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from coordinator.models.registry import Model
 from edge_client.data.dataset import Dataset
@@ -104,6 +106,31 @@ def test_recorded_steps_are_autograds(name: str) -> None:
     for flat in ("weights", "gradient"):
         one, other = (side.to_schema_order(getattr(side, flat)) for side in sides)
         assert np.abs(one - other).max() <= SAME * np.abs(other).max()
+
+
+class CalledOperators(TorchDispatchMode):
+    """The operators that are computed."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names = list[str]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401 - torch's
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", ["digits-mlp", "gn-cnn", "transformer"])
+def test_a_recorded_step_computes_no_more_operators_than_autograd(name: str) -> None:
+    made = source(name)
+    x, y, q, noise = batch_of(made, 6)
+    flat = FlatModel(made.module, made.schema, channels_last=False)
+    counted = []
+    for step in steps.record_step(made, flat, x, y, noise), steps.autograd_step(made, flat):
+        with CalledOperators() as called:
+            step(x, y, q, noise)
+        counted.append(called.names)
+    assert len(counted[0]) <= len(counted[1]), counted
 
 
 def test_an_lstm_is_recorded_in_float32_too_where_onednn_has_one_operator_for_it() -> None:
