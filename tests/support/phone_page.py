@@ -59,7 +59,10 @@ def another_release(monkeypatch: pytest.MonkeyPatch) -> None:
 def text(page: Page, part: str, pattern: str) -> str:
     """Wait until a part of the page says this; what it says."""
     page.wait_for_function(
-        "([id, pattern]) => new RegExp(pattern).test(document.getElementById(id).textContent)",
+        """([id, pattern]) => {
+          const part = document.getElementById(id);  // null in a page that is only half loaded
+          return part !== null && new RegExp(pattern).test(part.textContent);
+        }""",
         arg=[part, pattern],
         timeout=PATIENCE_MS,
     )
