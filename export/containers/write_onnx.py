@@ -46,6 +46,7 @@ def to_onnx(exported: ExportedProgram, inputs: Sequence[str], outputs: Sequence[
         raise RuntimeError("torch.onnx.export returned nothing")
     proto = made.model_proto
     proto.ir_version = min(proto.ir_version, MAX_IR_VERSION)
+    _turn_within_products(proto.graph)
     _strip(proto)
     return onnx_bytes(proto)
 
@@ -84,6 +85,22 @@ def onnx_bytes(proto: Any) -> bytes:  # noqa: ANN401 - onnx has no types
     """The file of a model; equal models give equal bytes."""
     data: bytes = proto.SerializeToString(deterministic=True)
     return data
+
+
+def _turn_within_products(graph: Any) -> None:  # noqa: ANN401 - onnx has no types
+    """Let a Gemm turn its factor itself, as for `x @ w.T`, in place of a node that copies w. ONNX Runtime misses some."""
+    turned = {
+        node.output[0]: node.input[0]
+        for node in graph.node
+        if node.op_type == "Transpose" and [list(one.ints) for one in node.attribute] == [[1, 0]]
+    }
+    for gemm in [node for node in graph.node if node.op_type == "Gemm" and node.input[1] in turned]:
+        (flag,) = [one for one in gemm.attribute if one.name == "transB"] or [gemm.attribute.add(name="transB", type=2)]
+        flag.i, gemm.input[1] = 1 - flag.i, turned[gemm.input[1]]
+    read = {name for node in graph.node for name in node.input} | {port.name for port in graph.output}
+    kept = [node for node in graph.node if node.op_type != "Transpose" or node.output[0] in read]
+    del graph.node[:]
+    graph.node.extend(kept)
 
 
 def _strip(proto: Any) -> None:  # noqa: ANN401 - onnx has no types

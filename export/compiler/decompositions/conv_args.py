@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
@@ -53,11 +53,26 @@ class ConvArgs:
     def ones(self) -> tuple[int, ...]:
         return (1,) * len(self.stride)
 
+    @property
+    def has_one_line(self) -> bool:
+        """Of one dimension and one group, not transposed: as an image of one line it can be matrix products."""
+        return len(self.stride) == 1 == self.groups and not self.transposed
+
+    @property
+    def as_image(self) -> ConvArgs:
+        """Of x [batch, in, 1, size] and weight [out, in, 1, kernel], for one of a single dimension."""
+        return replace(
+            self, stride=(1, *self.stride), padding=(0, *self.padding), dilation=(1, *self.dilation), output_padding=()
+        )
+
+    def to_aten(self) -> tuple[Sequence[int] | bool | int, ...]:
+        """The arguments in the order in which an operator's call has them."""
+        more = self.output_padding or self.zeros
+        return self.stride, self.padding, self.dilation, self.transposed, more, self.groups
+
     def apply(self, x: Tensor, weight: Tensor) -> Tensor:
         """The operator itself, without a bias: x [batch, in, *size] -> [batch, out, *out_size]."""
-        more = self.output_padding or self.zeros
-        args = self.stride, self.padding, self.dilation, self.transposed, more, self.groups
-        return cast("Tensor", torch.ops.aten.convolution.default(x, weight, None, *args))
+        return cast("Tensor", torch.ops.aten.convolution.default(x, weight, None, *self.to_aten()))
 
 
 def add_bias(out: Tensor, bias: Tensor | None) -> Tensor:

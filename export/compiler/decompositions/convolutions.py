@@ -20,6 +20,7 @@ from export.compiler.decompositions.conv_args import ConvArgs, add_bias
 
 aten = torch.ops.aten
 MIN_PRODUCT_SIZE = 16  # channels, and values that one kernel row covers; a smaller product is slower than a convolution
+MAX_LINE_KERNEL = 32  # of one dimension: each value of the kernel is a slice, and a graph of hundreds compiles slowly
 MAX_KERNEL_ROWS = 11  # of a kernel; in a weight gradient's convolution the kernel can be as high as the image
 
 
@@ -32,6 +33,9 @@ def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *args: Any) -> T
     conv = ConvArgs.from_aten(*args)
     if conv.transposed and (_fixed(x, weight) or min(max(conv.stride), max(conv.dilation)) > 1):
         return transposed.convolution(x, weight, bias, *args)
+    if conv.has_one_line and weight.shape[2] <= MAX_LINE_KERNEL:
+        out = convolution(x.unsqueeze(2), weight.unsqueeze(2), bias, *conv.as_image.to_aten())
+        return out if out is NotImplemented else out.squeeze(2)
     if conv.transposed or not (_fixed(x, weight) and has_row_slices(conv) and _prefers_products(weight)):
         return NotImplemented  # type: ignore[no-any-return]  # how a decomposition declines
     return add_bias(by_rows(x, weight, conv), bias)
@@ -62,6 +66,14 @@ def convolution_backward(
     """
     *numbers, output_mask = args
     conv = ConvArgs.from_aten(*numbers)
+    if conv.has_one_line and weight.shape[2] <= MAX_LINE_KERNEL:
+        lines = (one.unsqueeze(2) for one in (grad, x, weight))
+        to_x, to_weight, to_bias = convolution_backward(*lines, None, *conv.as_image.to_aten(), output_mask)
+        return (
+            to_x if to_x is None else to_x.squeeze(2),
+            to_weight if to_weight is None else to_weight.squeeze(2),
+            to_bias,
+        )
     wants_input, wants_weight, wants_bias = output_mask
     # A transposed convolution's input and output are the output and the input of the plain one.
     plain = replace(conv, transposed=False, output_padding=())
@@ -191,7 +203,8 @@ def grad_weight(grad: Tensor, x: Tensor, weight: Tensor, conv: ConvArgs) -> Tens
             # Of plain products with one factor the converter makes a single one, over a copy of all rows.
             products = torch.cat([aten.bmm.default(row.unsqueeze(0), given) for row in rows])
         else:  # ONNX Runtime turns it within the product, LiteRT does not
-            given = grad.transpose(0, 1).reshape([outs, -1]).t()
+            # It would join a transpose of four axes with a pool's, to one that takes ten times as long.
+            given = grad.flatten(2).transpose(0, 1).reshape([outs, -1]).t()
             products = torch.cat([aten.mm.default(row, given) for row in kernel_row_inputs(x, weight, conv)])
         return products.reshape([high, wide, ins, outs]).permute([3, 2, 0, 1])
     if depthwise.suits_pairs(x, weight, conv.groups):

@@ -8,7 +8,7 @@ the reshapes.
 from __future__ import annotations
 
 import operator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx
@@ -36,9 +36,9 @@ def share_maxima(graph: fx.Graph) -> None:
 
 
 def merge_equal_nodes(graph: fx.Graph) -> None:
-    """Replace each node by an earlier one that has the same operator and arguments, and a reshape back by its source.
+    """Replace each node by an earlier one that has the same operator and arguments.
 
-    The graph has no operator that writes to its arguments or draws numbers. Outputs stay nodes of their own, as each is
+    And a reshape or a permutation back by its source. The graph has no operator that writes to its arguments or draws numbers. Outputs stay nodes of their own, as each is
     a port.
     """
     outputs = {node for last in graph.nodes if last.op == "output" for node in last.all_input_nodes}
@@ -68,14 +68,17 @@ def _move_behind(place: fx.Node, last: fx.Node) -> None:
 
 
 def _source(node: fx.Node) -> fx.Node | None:
-    """What a reshape of a reshape gives back, where that is a node of the same shape."""
-    if node.target not in RESHAPES:
-        return None
-    before = node.args[0]
-    if not (isinstance(before, fx.Node) and before.target in RESHAPES and isinstance(before.args[0], fx.Node)):
+    """What a reshape of a reshape gives back, where that is a node of the same shape; the same of a permutation."""
+    before = node.args[0] if node.args else None
+    if not (isinstance(before, fx.Node) and before.args and isinstance(before.args[0], fx.Node)):
         return None
     source = before.args[0]
-    return source if _shape(node) == _shape(source) else None
+    if node.target in RESHAPES and before.target in RESHAPES:
+        return source if _shape(node) == _shape(source) else None
+    if node.target is before.target is aten.permute.default:
+        first, second = cast("list[int]", before.args[1]), cast("list[int]", node.args[1])
+        return source if [first[dim] for dim in second] == list(range(len(second))) else None
+    return None
 
 
 def _shape(node: fx.Node) -> list[Any]:

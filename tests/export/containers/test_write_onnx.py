@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,31 @@ def test_small_bounds_and_factors_near_one_are_kept() -> None:
     file = to_onnx(torch.export.export(NearNothing(), (x,)), ["x"], ["out"])
     (out,) = open_onnx(file)({"x": x.numpy()})
     np.testing.assert_allclose(out, NearNothing()(x).numpy(), rtol=1e-14)
+
+
+class Layer(nn.Module):
+    """[batch, 4], [3, 4], [3] -> [batch, 3], and the turned weight if it is asked for."""
+
+    def __init__(self, *, whole: bool) -> None:
+        super().__init__()
+        self.whole = whole
+
+    def forward(self, x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+        turned = weight.permute(1, 0)
+        out = torch.addmm(bias, x, turned)
+        return (out, turned) if self.whole else (out,)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_product_turns_its_factor_itself_and_a_turned_output_stays(*, whole: bool) -> None:
+    layer, names = Layer(whole=whole), ("x", "weight", "bias")
+    given = torch.rand(2, 4), torch.rand(3, 4), torch.rand(3)
+    file = to_onnx(torch.export.export(layer, given), names, ["out", "turned"][: 1 + whole])
+    nodes = [node.op_type for node in onnx.load_model_from_string(file).graph.node]
+    assert sorted(nodes) == (["Gemm", "Transpose"] if whole else ["Gemm"])
+    found = open_onnx(file)({name: one.numpy() for name, one in zip(names, given, strict=True)})
+    for one, expected in zip(found, layer(*given), strict=True):
+        np.testing.assert_allclose(one, expected.numpy(), rtol=1e-6)
 
 
 class TwoRanges(nn.Module):

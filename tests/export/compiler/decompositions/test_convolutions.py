@@ -4,10 +4,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
 from export.compiler.decompositions import depthwise
 from export.compiler.decompositions.conv_args import ConvArgs
@@ -19,7 +20,11 @@ from export.compiler.decompositions.convolutions import (
     by_transposed,
     convolution_backward,
 )
+from export.compiler.forward_pass import ForwardPasses
+from export.compiler.program import make_source
+from export.compiler.tracing import trace_function
 
+aten = torch.ops.aten
 TOLERANCE = 1e-11  # float64; sums of fewer than a thousand products
 
 small = st.integers(1, 3)
@@ -121,6 +126,14 @@ def test_one_dimension_works_as_two_do() -> None:
     assert got[2] is None
     for ours, theirs in zip(got, expected, strict=False):
         assert same(ours, theirs)
+
+
+@pytest.mark.parametrize(("groups", "convolutions"), [(1, 1), (2, 2)])
+def test_the_gradient_of_a_weight_of_one_dimension_is_a_product(groups: int, convolutions: int) -> None:
+    """Of several groups it is a convolution, which runtimes have for it, if slowly."""
+    module = nn.Sequential(nn.Conv1d(2, 4, 3, groups=groups), nn.Flatten(), nn.Linear(24, 3))
+    traced = trace_function(ForwardPasses(make_source(module, input=(2, 8))), "step", batch=4, dynamic=True)
+    assert [node.target for node in traced.graph.graph.nodes].count(aten.convolution.default) == convolutions
 
 
 def test_a_list_of_one_number_is_for_every_axis() -> None:

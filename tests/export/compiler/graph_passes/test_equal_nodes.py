@@ -53,6 +53,17 @@ def test_a_reshape_back_is_what_it_began_with_and_one_to_another_shape_is_not() 
     assert torch.equal(traced(x), back(x))
 
 
+def test_a_permutation_back_is_what_it_began_with_and_another_is_not() -> None:
+    def back(x: Tensor) -> Tensor:
+        y, z = x.permute(1, 2, 0), x.permute(0, 2, 1)
+        return y.permute(2, 0, 1) + y.permute(1, 0, 2).sum() + z.permute(0, 2, 1)
+
+    x = torch.arange(24.0).reshape(2, 3, 4)
+    traced, found = merged(back, x)
+    assert found["permute"] == 2
+    assert torch.equal(traced(x), back(x))
+
+
 def test_batch_norm_centres_its_input_once_in_a_step() -> None:
     def centred(module: nn.Module) -> int:
         return step_of(module)["sub"]
