@@ -88,7 +88,7 @@ def onnx_bytes(proto: Any) -> bytes:  # noqa: ANN401 - onnx has no types
 
 
 def _turn_within_products(graph: Any) -> None:  # noqa: ANN401 - onnx has no types
-    """Let a Gemm turn its factor itself, as for `x @ w.T`, in place of a node that copies w. ONNX Runtime misses some."""
+    """Let a Gemm turn its factor itself, as for `x @ w.T`, without a node that copies w: ONNX Runtime misses some."""
     turned = {
         node.output[0]: node.input[0]
         for node in graph.node
