@@ -357,6 +357,30 @@ def test_a_task_comes_before_a_release(stage: DeviceStage) -> None:
     assert recorded(stage) == ReleaseRecord(trial=NEW)
 
 
+def test_a_round_that_ends_without_a_device_takes_nothing_of_the_release_that_it_fetches(stage: DeviceStage) -> None:
+    """A slow device, which each round ended without, began to fetch it anew after each."""
+    data = pack_release({**site(NEW), "edge_client/large.py": bytes(100_000)}, NEW)
+
+    def script() -> Script:
+        yield
+        stage.serve = False
+        offer(stage, data=data)
+        yield
+        stage.send_blocks(stage.last("get"))
+        yield
+        stage.ask(stage.fit())
+        yield
+        stage.tell("stop", run="r1", round=1, exchange=0)
+        stage.serve = True
+        yield 100
+        pytest.fail("the device did not leave")
+
+    stage.play(script())
+    sha256 = manifest_of(data, "release").sha256
+    assert [get["at"][0][0] for get in stage.said("get") if get["sha256"] == sha256].count(0) == 1
+    assert recorded(stage) == ReleaseRecord(trial=NEW)
+
+
 def test_a_release_on_trial_that_hears_its_coordinator_is_good_and_others_are_removed(stage: DeviceStage) -> None:
     """But no link to a folder, nor what it leads to."""
     folder, elsewhere = stage.folder / "releases", stage.folder / "elsewhere"
