@@ -222,7 +222,7 @@ class Client:
                     return
             self._updates.install(session.cache.read(manifest.sha256), release["version"])
         except (Malformed, OSError) as wrong:
-            log.warning("cannot take release %s: %s", release["version"], wrong)
+            session.note("cannot take release %s: %s", release["version"], wrong)
         else:
             log.warning("release %s is here; leaving so that it is started", release["version"])
             session.stopping.set()

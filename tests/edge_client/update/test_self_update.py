@@ -339,6 +339,16 @@ def test_anything_else_changes_nothing(stage: DeviceStage, case: str) -> None:
     assert stage.said("rdy")  # it lives on
 
 
+def test_a_release_that_is_refused_is_told_once_and_not_with_each_record(
+    stage: DeviceStage, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A coordinator says its record in each round, and a broker may repeat it without an end."""
+    unsigned = manifest_of(pack_release(site(NEW), NEW), "release", block=4096)
+    stage.play_turns(*[lambda: offer(stage, manifest=unsigned)] * 3)
+    told = [record.getMessage() for record in caplog.records if "cannot take release" in record.getMessage()]
+    assert [line.partition(":")[0] for line in told] == [f"cannot take release {NEW}"]
+
+
 def test_a_task_comes_before_a_release(stage: DeviceStage) -> None:
     def script() -> Script:
         yield
