@@ -275,7 +275,8 @@ def test_a_signature_that_comes_after_its_manifest_is_noticed(tmp_path: Path) ->
         signature = manager.generation(None).files[SIGNATURE_FILE]
         assert signature.path.read_bytes() == (tmp_path / "b" / SIGNATURE_FILE).read_bytes()
     web = TestClient(app.create_serve_app(manager, ServeAccess(rate=RateLimiter(0))), base_url="http://127.0.0.1")
-    asked = {name: web.get(f"/generations/{found.name}/{name}") for name in (MANIFEST_FILE, SIGNATURE_FILE)}
+    folder = f"/generations/{manager.generation(None).name}"
+    asked = {name: web.get(f"{folder}/{name}") for name in (MANIFEST_FILE, SIGNATURE_FILE)}
     caches = {name: answer.headers["cache-control"] for name, answer in asked.items()}
     assert caches == {MANIFEST_FILE: "public, max-age=31536000, immutable", SIGNATURE_FILE: "no-cache"}
     assert asked[SIGNATURE_FILE].text == signature.path.read_text()
