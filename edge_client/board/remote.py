@@ -42,7 +42,8 @@ $become sh -c 'cat "$1.used"; sha256sum < "$1"' - "$root/{token}" 2>/dev/null
 exit 0
 """
 
-# Each step can be repeated: a cut leaves the old software or the new one, and flashing again ends it.
+# Each step can be repeated, and flashing again ends it. What takes a place is on the card before: a new folder without
+# its files would start after a power cut.
 _INSTALL_SCRIPT = """set -eu
 umask 022
 root=$1
@@ -55,6 +56,9 @@ mkdir -p "$root{home}" "$root/etc/fedcenters"
 for name in $(cd "$tmp{home}" && ls -A); do
     rm -rf "$root{home}/.old-$name" "$root{home}/.new-$name"
     cp -RP "$tmp{home}/$name" "$root{home}/.new-$name"
+done
+sync
+for name in $(cd "$tmp{home}" && ls -A); do
     test ! -e "$root{home}/$name" || mv "$root{home}/$name" "$root{home}/.old-$name"
     mv "$root{home}/.new-$name" "$root{home}/$name"
     rm -rf "$root{home}/.old-$name"
@@ -69,6 +73,7 @@ fi
 systemd-sysusers "$root/usr/lib/sysusers.d/fedcenters.conf"
 systemd-tmpfiles --create "$root/usr/lib/tmpfiles.d/fedcenters.conf"
 test ! -e "$root/$token" || chown fedcenters:fedcenters "$root/$token"
+sync
 systemctl daemon-reload
 systemctl enable {service}
 systemctl restart {service}

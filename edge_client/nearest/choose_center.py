@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from edge_client.data.dataset import Dataset
+from edge_client.engines.targets import no_targets
 from edge_client.errors import UsageError
 from edge_client.nearest import features
 from edge_client.protocol.nearest import selection_rule
@@ -145,7 +146,7 @@ def choose_center(source: CenterSource, data: Dataset, *, labels: bool, by: str 
             raise UsageError(f"all labels are {IGNORED}, which counts nothing", hint="leave y out")
         if not data.counted[rows].any():
             rows[0] = data.counted.argmax()
-    few = Dataset(data.x[rows], data.y[rows])
+    few = Dataset(data.x[rows], data.y[rows] if labels else no_targets(source.program, len(rows)))
     way = by if by != AUTO else _default_rule(source, labels=labels)
     ranked = _rank(source, few, way, labels=labels)
     return _judged(source, few, ranked, labels=labels, told_way=by != AUTO)
@@ -337,7 +338,7 @@ def _without_rule(source: CenterSource, data: Dataset, way: str, *, labels: bool
 
 def _known(found: Mapping[str, Array], feature: str) -> Array:
     if feature not in found:
-        raise UsageError("a model of numbers has no entropy", hint="give labels: y in the data")
+        raise UsageError("the entropy of this model's answers is not measured", hint="give labels: y in the data")
     return found[feature]
 
 

@@ -143,7 +143,7 @@ class SiteClient:
         except bounded_http.SlowServer as slow:
             hint = "try again where the network is better; what has arrived whole is kept"
             raise NetworkError(f"{url} is too slow: {slow}", hint=hint) from None
-        except OSError as lost:
+        except (OSError, UnicodeError) as lost:
             untrusted = isinstance(getattr(lost, "reason", lost), ssl.SSLCertVerificationError)
             hint = UNTRUSTED_HINT if untrusted else "check the address"
             raise NetworkError(f"{url} cannot be reached: {lost}", hint=hint) from None

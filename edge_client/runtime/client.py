@@ -1,8 +1,7 @@
 """A device's main loop: announce, fetch, check, train, store and upload, until it is told to stop.
 
 One thread and one loop: `loop` waits for events, handlers record what they mean, then the next piece of work is done.
-It is a generator, so that `run` drives it in a thread of its own and an emulator drives many of them in one. The parts:
-session.py (messages), active_task.py (one task), uploader.py (its result), update/self_update.py (new releases).
+It is a generator, so that `run` drives it in a thread of its own and an emulator drives many of them in one.
 """
 
 from __future__ import annotations
@@ -223,7 +222,7 @@ class Client:
                     return
             self._updates.install(session.cache.read(manifest.sha256), release["version"])
         except (Malformed, OSError) as wrong:
-            log.warning("cannot take release %s: %s", release["version"], wrong)
+            session.note("cannot take release %s: %s", release["version"], wrong)
         else:
             log.warning("release %s is here; leaving so that it is started", release["version"])
             session.stopping.set()
@@ -322,7 +321,8 @@ class Client:
         if self._task is not None and self._task.key == key:
             self._task.dropped, self._task = True, None
             self._session.downloads.pause()
-            self._session.cache.drop_partials()
+            release = self._release
+            self._session.cache.drop_partials(but=[Manifest.from_json(release["file"])] if release else [])
         if result is not None and result.key == key:
             self._uploader.cancel()
             self.state.commit_acknowledgement("late")

@@ -119,7 +119,7 @@ class Session:
                 return
             message = messages.read_message(event.payload, route.kind)
         except Malformed as wrong:
-            self._log("cannot read a message on %.99s: %.200s", event.topic, wrong.message)
+            self.note("cannot read a message on %.99s: %.200s", event.topic, wrong.message)
             if takes_tasks:
                 self._refuse_unreadable(event.payload, wrong)
             return
@@ -137,7 +137,7 @@ class Session:
             keys, federation = self.config.signing_keys, self.config.federation
             epoch = signing.verify_record(message, keys, federation, known=self.state.epoch)
         except Malformed as wrong:
-            self._log("ignored a coordinator's record: %s", wrong.message)
+            self.note("ignored a coordinator's record: %s", wrong.message)
             return False
         return self.state.see_epoch(epoch, message["key"])
 
@@ -161,13 +161,13 @@ class Session:
     def _on_error(self, message: Mapping[str, Any]) -> None:
         code = message["code"]
         level = logging.INFO if code in WAIT_CODES else logging.WARNING
-        self._log(f"the coordinator answers {code}: %s", message.get("detail", "no detail"), level=level)
+        self.note(f"the coordinator answers {code}: %s", message.get("detail", "no detail"), level=level)
         if code == "not_member":
             self.fail("this device is not enrolled here", hint="ask for a new join file")
         wait_s = message.get("retry_ms", self._retry_s * 1000) / 1000
         self.downloads.on_error(message.get("re"), code, self.clock.now_s() + wait_s)
 
-    def _log(self, text: str, *facts: object, level: int = logging.WARNING) -> None:
+    def note(self, text: str, *facts: object, level: int = logging.WARNING) -> None:
         """Log what a broker can cause: a line of each text in QUIET_S."""
         now_s = self.clock.now_s()
         if now_s >= self._quiet_until_s.get(text, now_s):

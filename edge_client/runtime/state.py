@@ -12,6 +12,7 @@ owner reads kept/ and state.json, which has the keys of masked sums.
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 from collections.abc import Collection, Mapping
@@ -196,7 +197,7 @@ class DeviceState:
             self._keep(result, update, schema, own, posterior, progress)
         except (OSError, Malformed) as wrong:
             vars(self).update(before)
-            if isinstance(wrong, Malformed):  # nothing on disk names what was put there
+            if getattr(wrong, "errno", 0) != errno.EIO:  # nothing on disk names what was put there
                 self._sweep()
             raise
         self._sweep()

@@ -57,6 +57,7 @@ from export.bundle.verify_centers import (
     torch_logits,
 )
 from export.containers.write_onnx import bake_weights
+from export.folder_lock import locked_folder
 
 log = logging.getLogger(__name__)
 
@@ -96,16 +97,26 @@ def write_bundle(out: Path, material: BundleSource, options: BundleOptions | Non
     if len(material.cards) != len(material.centers) or not material.centers:
         told = f"{len(material.centers)} centers and {len(material.cards)} cards"
         raise UsageError(told, hint="give one card per center")
-    part = out.with_name(f".{out.name}.partial")
-    shutil.rmtree(part, ignore_errors=True)
-    try:
-        made = _BundleBuild(material, options or BundleOptions(), _Writer(part))
-        manifest = checked_shape(made.manifest())  # no reader takes another, and an older bundle is there yet
-        made.writer.finish(manifest, material.sign, out)
-    except BaseException:
-        shutil.rmtree(part, ignore_errors=True)  # a full disk does not need a part of it as well
-        raise
+    part = out.with_name(f".{out.name}.{secrets.token_hex(4)}.partial")
+    part.mkdir(parents=True)
+    with locked_folder(part, wait=False):
+        _remove_left(out, part)
+        try:
+            made = _BundleBuild(material, options or BundleOptions(), _Writer(part))
+            manifest = checked_shape(made.manifest())  # no reader takes another, and an older bundle is there yet
+            made.writer.finish(manifest, material.sign, out)
+        except BaseException:
+            shutil.rmtree(part, ignore_errors=True)  # a full disk does not need a part of it as well
+            raise
     return manifest
+
+
+def _remove_left(out: Path, part: Path) -> None:
+    """Remove what killed processes wrote of this bundle; those that write hold their folders, as this one `part`."""
+    for left in out.parent.glob(f".{glob.escape(out.name)}.*.partial"):
+        if left != part:
+            with suppress(BlockingIOError, FileNotFoundError), locked_folder(left, wait=False):
+                shutil.rmtree(left, ignore_errors=True)
 
 
 class _BundleBuild:

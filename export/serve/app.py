@@ -1,7 +1,7 @@
 """The HTTP interface of `fedcenters-export serve`, as openapi.py describes it: routes and handlers for Starlette.
 
-Files below /generations/ never change: their ETag is their SHA-256, a client may cache them for ever, and a range
-request resumes a download.
+Files below /generations/ never change, but for the signature, which another key may replace: their ETag is their
+SHA-256, a client may cache them for ever, and a range request resumes a download.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from starlette.types import ASGIApp
 
 from edge_client.errors import Malformed
 from edge_client.protocol import validators
+from export.bundle.reader import SIGNATURE_FILE
 from export.serve import nearest
 from export.serve.access import ServeAccess
 from export.serve.generations import GenerationManager
@@ -132,7 +133,8 @@ class _ServeHandlers:
         if file is None:
             raise HTTPException(404, "the generation has no such file; its manifest.json names all")
         etag = f'"{file.sha256}"'
-        headers = {"ETag": etag, "Cache-Control": self._cache_control, "Accept-Ranges": "bytes"}
+        caches = "no-cache" if request.path_params["path"] == SIGNATURE_FILE else self._cache_control
+        headers = {"ETag": etag, "Cache-Control": caches, "Accept-Ranges": "bytes"}
         if _etag_matches(request.headers.get("if-none-match"), etag):
             return Response(status_code=304, headers=headers)
         media = MEDIA_TYPES.get(file.path.suffix, "application/octet-stream")

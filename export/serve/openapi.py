@@ -93,7 +93,7 @@ def _get_file() -> dict[str, Any]:
         {"name": "generation", "in": "path", "required": True, "schema": HASH},
         {"name": "path", "in": "path", "required": True, "schema": {"type": "string", "pattern": "^[A-Za-z0-9._/-]+$"}},
     ]
-    operation = _operation("A file of a bundle; it never changes.", {}, where, cached=True)
+    operation = _operation("A file of a bundle; it never changes, but for manifest.sig.", {}, where, cached=True)
     content: dict[str, Any] = {"*/*": {"schema": {}}}
     operation["responses"] |= {
         "200": _with_headers({"description": "the whole file", "content": content}, CACHED),

@@ -1,8 +1,9 @@
 """A site: a folder of bundles that any web server or CDN can host as it is.
 
-    index.json                       {"v", "generation", "manifest"}: the one file that changes; it is replaced whole
-    generations/<generation>/...     a bundle, as reader.py describes it; never changes. Its name is the SHA-256 of its
-                                     manifest.json, which names every other file by hash
+    index.json                       {"v", "generation", "manifest"}; it changes, and is replaced whole
+    generations/<generation>/...     a bundle, as reader.py describes it; never changes, but for the signature, which
+                                     another key may replace. Its name is the SHA-256 of its manifest.json, which names
+                                     every other file by hash
 
 A client that reads index.json once and then fetches below that generation gets files of one bundle, even when another
 is published meanwhile. Two older generations stay for downloads that have begun.

@@ -169,11 +169,13 @@ const SAMPLES = {
   labels: Int32Array.from({ length: N }, (_, i) => i % 10),
 };
 
-/** A phone over a store; `stop` ends its life as a closed tab does, or in good order. */
-export async function phone(world, store, { participates = true, tell = () => {}, runtime = ort, now } = {}) {
+const firstOf = ({ x, labels }, n) => ({ n, x: x.slice(0, n * 64), labels: labels.slice(0, n) });
+
+/** A phone with the first `count` samples over a store; `stop` ends its life as a closed tab does, or in good order. */
+export async function phone(world, store, { participates = true, tell = () => {}, runtime = ort, now, count = N } = {}) {
   if (participates) await store.write({ "takes part": true });
   const client = await Client.open({
-    join: KEYS, device: { id: CID }, store, ort: runtime, mqtt: world, local: async () => ({ train: SAMPLES, test: { ...SAMPLES, n: 0 } }), trains: async () => SAMPLES.n, tell, now,
+    join: KEYS, device: { id: CID }, store, ort: runtime, mqtt: world, local: async () => ({ train: firstOf(SAMPLES, count), test: firstOf(SAMPLES, 0) }), trains: async () => count, tell, now,
   });
   const life = client.run();
   await world.heard((m) => m.k === "st" && m.s === "on", world.said.length);

@@ -44,12 +44,21 @@ test("nothing of a sample is in anything that is sent", async () => {
   assert.deepEqual([...kinds].sort(), ["block", "get", "rdy", "st"]);
 });
 
-test("samples that come between a round's probe and its fit wait for the next round", async () => {
+test("samples that come within a round wait for the next one: a probe evaluates those that the fit before it left out", async () => {
   const [world, store] = [new World(), new MemoryStore()];
-  await store.write({ posterior: { run: "r1", round: 1, rows: [new Float64Array(N - 2).fill(0.5)] } });
+  const trained = async (changes) => {
+    const from = world.said.length;
+    world.say("task", await world.task({ rows: "all-but:5", ...changes }));
+    const rdy = await world.heard((m) => m.k === "rdy" || m.k === "nack", from);
+    world.take(rdy);
+    return rdy.n;
+  };
+  const before = await phone(world, store, { count: N - 2 });
+  assert.equal(await trained({}), N - 2);
+  await before.leave();
   const { leave } = await phone(world, store);
-  world.say("task", await world.task({ rows: "posterior:0" }));
-  assert.equal((await world.heard((m) => m.k === "rdy" || m.k === "nack")).n, N - 2);
+  assert.equal(await trained({ exchange: 1 }), N - 2);
+  assert.equal(await trained({ round: 2 }), N);
   await leave();
 });
 

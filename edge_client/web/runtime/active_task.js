@@ -8,6 +8,7 @@ import { containerFunctions, initSlots, taskManifests, withoutUnneededInits } fr
 import { yieldToPage } from "./inbox.js";
 import { NoRoom } from "./store.js";
 import { answerStage, answerWork } from "./sum_stages.js";
+import { firstSamples } from "../training/fit_probe.js";
 import { ENGINE, evictBlobs } from "./task_runner.js";
 import { nackFields } from "./train_conditions.js";
 
@@ -47,13 +48,15 @@ export class ActiveTask {
     await this.requireGolden(program);
     await this.fetch([...containers, ...vectors]);
     const began = client.now();
-    const given = { local: await client.local(program), own, between: (k, steps, losses) => this.poll(k, steps, losses) };
+    const local = firstSamples(await client.local(program), await state.sizes(key));
+    const given = { local, own, between: (k, steps, losses) => this.poll(k, steps, losses) };
     const outcome = message.job === "sum" ? await this.summed(asked, given) : await taskRunner.run(asked, {
       ...given,
       residual: await state.residual(key, message.center, program.schema),
       posterior: await state.posterior(key),
     });
-    return { outcome, seconds: (client.now() - began) / 1000 };
+    const sizes = { train: local.train.n, test: local.test.n };
+    return { outcome: { ...outcome, sizes }, seconds: (client.now() - began) / 1000 };
   }
 
   /** The answer to a stage of a sum that computes. */

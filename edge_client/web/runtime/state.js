@@ -13,6 +13,7 @@ const OWN = "own/";
 const RESIDUAL = "residual/";
 const UPDATE = "update";
 export const POSTERIOR = "posterior";
+const SIZES = "sizes";
 const SUMS = "sums";
 const CHOICE = "choice";
 const TRAINED = "trained";
@@ -82,6 +83,12 @@ export class State {
     return found && found.run === run && found.round === round ? found.rows : undefined;
   }
 
+  /** How many samples {train, test} there were in this round's first task: later ones wait, as a probe evaluates what a fit leaves out. */
+  async sizes({ run, round }) {
+    const found = await this.store.get(SIZES);
+    return found && found.run === run && found.round === round ? found.sizes : undefined;
+  }
+
   /** The weights [K] in the centers that this device chose last in this run. */
   async choice({ run }) {
     const found = await this.store.get(CHOICE);
@@ -105,6 +112,7 @@ export class State {
     const { key } = result;
     const put = { [UPDATE]: outcome.data };
     const gone = [];
+    if (outcome.sizes) put[SIZES] = { run: key.run, round: key.round, sizes: outcome.sizes };
     if (outcome.posterior) put[POSTERIOR] = { run: key.run, round: key.round, rows: outcome.posterior };
     if (outcome.own) {
       const [slot, vector] = outcome.own;

@@ -10,7 +10,7 @@ import { readProgram } from "../protocol/program.js";
 import { verifyManifest } from "../protocol/signing.js";
 import { decodePoints, readSummedFit, SumScale } from "../protocol/summed_task.js";
 import { containerFunctions, taskManifests } from "../protocol/task.js";
-import { fitSamples, runFit, runProbe } from "../training/fit_probe.js";
+import { runFit, runProbe } from "../training/fit_probe.js";
 import { addWords, evaluationWords } from "../training/summed.js";
 
 export const ENGINE = "onnx";
@@ -121,9 +121,8 @@ export class TaskRunner {
       outcome = statsResult(await runProbe(learner, task, local, { ...given, own }), schema);
     } else {
       const kept = own.get(task.slot ?? "main");
-      const train = fitSamples(task, local.train, posterior);
-      const trained = await runFit(learner, task, train, { ...given, own: kept, posterior });
-      outcome = updateResult(task, trained, schema, residual, train.n);
+      const trained = await runFit(learner, task, local.train, { ...given, own: kept, posterior });
+      outcome = updateResult(task, trained, schema, residual, local.train.n);
     }
     if (outcome.data.length > task.reply.max_size) {
       throw new Malformed("too_big", `an update of ${outcome.data.length} bytes, ${task.reply.max_size} allowed`);

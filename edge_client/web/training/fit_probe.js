@@ -217,10 +217,10 @@ function rowWeights(task, data, posterior) {
   return row;
 }
 
-/** What a fit trains on: by a probe's responsibilities only the samples that the probe found, and none that came later. */
-export function fitSamples(task, data, posterior) {
-  const n = task.rows?.startsWith("posterior:") ? posterior?.[0].length : undefined;
-  return n < data?.n ? subset(data, Array.from({ length: n }, (_, i) => i)) : data;
+/** The first samples of each part, as many as `sizes` {train, test} says; all where it says nothing. */
+export function firstSamples({ train, test }, sizes = {}) {
+  const first = (data, n) => (n < data.n ? subset(data, Array.from({ length: n }, (_, i) => i)) : data);
+  return { train: first(train, sizes.train), test: first(test, sizes.test) };
 }
 
 /** No weight for the first m samples of a probe's order with seed 0; the others have the mean weight 1 of all. */

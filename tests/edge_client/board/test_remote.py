@@ -38,6 +38,8 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FlashSetup:
     texts = {"ssh": SSH, "sudo": '#!/bin/sh\nshift\nexec "$@"\n', "uname": "#!/bin/sh\necho aarch64\n"}
     texts |= dict.fromkeys(("systemctl", "systemd-sysusers", "systemd-tmpfiles", "chown"), TOOL.format(log=log))
     texts["python3"] = "#!/bin/sh\necho 3.11\n"
+    seen = "LC_ALL=C ls -dA opt/fedcenters/.new-* etc/fedcenters"
+    texts["sync"] = f"#!/bin/sh\ncd {tmp_path}/board && echo sync $({seen}) >> {log}\n"
     for name, text in texts.items():
         (tools / name).write_text(text)
         (tools / name).chmod(0o755)
@@ -70,7 +72,9 @@ def test_a_board_is_flashed_started_and_left_alone_the_second_time(
     root = desk.folder / "board"
     assert (root / "opt/fedcenters/site/edge_client/cli.py").read_bytes() == (PACKAGE / "cli.py").read_bytes()
     assert (root / "etc/fedcenters/device.key").stat().st_mode & 0o777 == 0o600
-    assert [line for line in told(desk) if "systemctl" in line] == [
+    assert [line for line in told(desk) if "sync" in line or "systemctl" in line] == [
+        "sync etc/fedcenters opt/fedcenters/.new-MANIFEST opt/fedcenters/.new-launch.py opt/fedcenters/.new-site",
+        "sync etc/fedcenters",
         "systemctl daemon-reload",
         "systemctl enable fedcenters-edge.service",
         "systemctl restart fedcenters-edge.service",

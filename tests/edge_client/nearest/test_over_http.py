@@ -307,7 +307,9 @@ def test_a_redirection_is_not_followed(place: StaticSite) -> None:
         ("chunk", "broke off before its end"),
         ("guarded", "answers 401"),
         ("behind", "answers 502"),
+        ("größe", "cannot be reached"),  # no path of HTTP
     ],
+    ids=["other", "short", "chunk", "guarded", "behind", "letters"],
 )
 def test_an_answer_that_is_none_is_a_fault_of_the_network(place: StaticSite, kind: str, told: str) -> None:
     with pytest.raises(NetworkError, match=told) as refused:

@@ -319,7 +319,8 @@ def test_a_result_that_could_not_be_written_has_not_happened(tmp_path: Path, mon
     finish(state, 1)
     (tmp_path / "state.json").unlink()
     (tmp_path / "state.json").mkdir()  # nothing can be put in its place
-    birth = state.next_birth()
+    birth, files = state.next_birth(), sorted((tmp_path / "kept").iterdir())
+    state.keep_residual(flat(9, 9, 9), SCHEMA)  # this fitted, and takes no room when the rest did not
 
     def refuse(_data: bytes) -> str:
         state.next_birth()  # of a reconnection in another thread
@@ -330,6 +331,7 @@ def test_a_result_that_could_not_be_written_has_not_happened(tmp_path: Path, mon
         with pytest.raises(OSError, match="no space"):
             state.store_result(result_of(2, b"delta"), b"delta", SCHEMA, own=None)
     assert state.birth == birth + 1
+    assert sorted((tmp_path / "kept").iterdir()) == files
     wrong = replace(result_of(2, b"delta"), metrics={"loss": float("inf")})
     with pytest.raises(Malformed, match="cannot be written"):
         state.store_result(wrong, b"delta", SCHEMA, own=None)

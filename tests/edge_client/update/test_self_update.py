@@ -339,6 +339,16 @@ def test_anything_else_changes_nothing(stage: DeviceStage, case: str) -> None:
     assert stage.said("rdy")  # it lives on
 
 
+def test_a_release_that_is_refused_is_told_once_and_not_with_each_record(
+    stage: DeviceStage, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A coordinator says its record in each round, and a broker may repeat it without an end."""
+    unsigned = manifest_of(pack_release(site(NEW), NEW), "release", block=4096)
+    stage.play_turns(*[lambda: offer(stage, manifest=unsigned)] * 3)
+    told = [record.getMessage() for record in caplog.records if "cannot take release" in record.getMessage()]
+    assert [line.partition(":")[0] for line in told] == [f"cannot take release {NEW}"]
+
+
 def test_a_task_comes_before_a_release(stage: DeviceStage) -> None:
     def script() -> Script:
         yield
@@ -354,6 +364,30 @@ def test_a_task_comes_before_a_release(stage: DeviceStage) -> None:
 
     stage.play(script())
     assert len(stage.said("rdy")) == 1
+    assert recorded(stage) == ReleaseRecord(trial=NEW)
+
+
+def test_a_round_that_ends_without_a_device_takes_nothing_of_the_release_that_it_fetches(stage: DeviceStage) -> None:
+    """A slow device, which each round ended without, began to fetch it anew after each."""
+    data = pack_release({**site(NEW), "edge_client/large.py": bytes(100_000)}, NEW)
+
+    def script() -> Script:
+        yield
+        stage.serve = False
+        offer(stage, data=data)
+        yield
+        stage.send_blocks(stage.last("get"))
+        yield
+        stage.ask(stage.fit())
+        yield
+        stage.tell("stop", run="r1", round=1, exchange=0)
+        stage.serve = True
+        yield 100
+        pytest.fail("the device did not leave")
+
+    stage.play(script())
+    sha256 = manifest_of(data, "release").sha256
+    assert [get["at"][0][0] for get in stage.said("get") if get["sha256"] == sha256].count(0) == 1
     assert recorded(stage) == ReleaseRecord(trial=NEW)
 
 

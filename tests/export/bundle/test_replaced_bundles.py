@@ -18,12 +18,24 @@ from tests.support.size_limit import files_of_at_most
 
 
 def test_what_a_killed_process_left_beside_a_bundle_goes_with_the_next_one(tmp_path: Path) -> None:
-    for left in (".b.0123abcd.older", ".b.partial"):
+    for left in (".b.0123abcd.older", ".b.4567cdef.partial"):
         (tmp_path / left).mkdir()
         (tmp_path / left / "manifest.json").touch()
     for _ in range(2):  # there is none, and there is one
         write_bundle(tmp_path / "b", material(), BundleOptions(formats=()))
         assert [path.name for path in tmp_path.iterdir()] == ["b"]
+
+
+def test_two_that_write_one_bundle_at_once_both_leave_a_whole_one(tmp_path: Path) -> None:
+    """The second one removed what the first had written: a bundle of a manifest without its files took the place."""
+
+    def sign(_: bytes) -> str:
+        write_bundle(tmp_path / "b", material(cards=[{"devices": 2}] * 2), BundleOptions(formats=()))
+        return ""
+
+    write_bundle(tmp_path / "b", material(cards=[{"devices": 1}] * 2, sign=sign), BundleOptions(formats=()))
+    assert [c["card"]["devices"] for c in read_bundle(tmp_path / "b").manifest["centers"]] == [1, 1]
+    assert [path.name for path in tmp_path.iterdir()] == ["b"]
 
 
 def test_a_bundle_that_does_not_fit_leaves_the_older_one_and_takes_no_room(tmp_path: Path) -> None:

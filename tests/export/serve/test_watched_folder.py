@@ -274,6 +274,12 @@ def test_a_signature_that_comes_after_its_manifest_is_noticed(tmp_path: Path) ->
         assert not manager.has_changed()
         signature = manager.generation(None).files[SIGNATURE_FILE]
         assert signature.path.read_bytes() == (tmp_path / "b" / SIGNATURE_FILE).read_bytes()
+    web = TestClient(app.create_serve_app(manager, ServeAccess(rate=RateLimiter(0))), base_url="http://127.0.0.1")
+    folder = f"/generations/{manager.generation(None).name}"
+    asked = {name: web.get(f"{folder}/{name}") for name in (MANIFEST_FILE, SIGNATURE_FILE)}
+    caches = {name: answer.headers["cache-control"] for name, answer in asked.items()}
+    assert caches == {MANIFEST_FILE: "public, max-age=31536000, immutable", SIGNATURE_FILE: "no-cache"}
+    assert asked[SIGNATURE_FILE].text == signature.path.read_text()
 
 
 def test_what_is_served_stays_whole_while_it_gets_a_new_signature(
