@@ -13,7 +13,7 @@ from edge_client.errors import NetworkError, RuntimeMissing, install_hint
 
 log = logging.getLogger(__name__)
 
-START_TIMEOUT_S = 10.0
+START_TIMEOUT_S = 60.0  # of a machine that is busy; one that has ended is seen at once
 SHUTDOWN_TIMEOUT_S = 1.0
 CLOSING_LOOP_PASSES = 4  # passes of its loop before it is closed
 

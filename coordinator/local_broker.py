@@ -25,7 +25,8 @@ from edge_client.errors import NetworkError, RuntimeMissing, UsageError
 BROKER_KINDS = ("auto", "mosquitto", "embedded")
 DEFAULT_PORT = 1883
 EMBEDDED_MAX_DEVICES = 200  # amqtt takes 55 KB and milliseconds for each; a fleet of 5,000 connects in 23 s
-START_TIMEOUT_S = 10.0
+START_TIMEOUT_S = 60.0  # of a machine that is busy; one that has ended is seen at once
+CONNECT_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 5.0
 PORT_ATTEMPTS = 3
 # A shell beside the program ends both when nothing holds the other end of its input any more: the process that
@@ -187,7 +188,7 @@ def _external(url: str) -> Broker:
     if scheme not in ("mqtt", "mqtts") or not host:
         raise UsageError(f"{url!r} is no broker URL", hint="write it as mqtt://host:1883 or mqtts://host:8883")
     try:
-        socket.create_connection((host, port), timeout=START_TIMEOUT_S).close()
+        socket.create_connection((host, port), timeout=CONNECT_TIMEOUT_S).close()
     except OSError as wrong:
         raise NetworkError(
             f"no broker answers at {url}: {wrong.strerror or wrong}",

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from coordinator import local_broker as brokers
+from tests.support import ports
 from tests.support.requirements import IN_CI, skip_without
 
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
@@ -182,7 +183,7 @@ def compile_cache(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
 @pytest.fixture
 def free_port() -> int:
     """A TCP port on loopback that nothing listens on."""
-    return brokers.free_port()
+    return ports.free_port()
 
 
 @pytest.fixture

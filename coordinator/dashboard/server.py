@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -20,6 +19,7 @@ from coordinator.dashboard.map_worker import MapWorker
 from coordinator.dashboard.side_panels import SidePanels
 from coordinator.phone.routes import phone_routes, web_broker_url
 from edge_client.errors import ConfigError, NetworkError, RuntimeMissing
+from edge_client.transport.blobs import write_atomically
 from export.serve.listener import ConnectionSlots, open_listener
 from export.serve.uvicorn_settings import uvicorn_config
 
@@ -82,9 +82,7 @@ class DashboardServer:
 
     def _write_link(self) -> None:
         with suppress(OSError):
-            self._file.unlink(missing_ok=True)
-            with os.fdopen(os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-                file.write(self.link + "\n")
+            write_atomically(self._file, f"{self.link}\n".encode(), private=True)
 
 
 def _phone(config: CoordinatorConfig) -> Sequence[BaseRoute] | None:

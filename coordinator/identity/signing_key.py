@@ -9,7 +9,11 @@ certificate_authority.py.
 from __future__ import annotations
 
 import errno
+import fcntl
+import os
 import stat
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,20 +57,33 @@ def open_signing_key(folder: Path) -> SigningKey:
     Raises it too where only its public part is left, which devices pin, and where none can be made: a folder that was
     to be mounted is missing.
     """
-    if not (folder / CURRENT_KEY_FILE).exists():
-        if (folder / PUBLIC_KEY_FILE).exists():
-            raise lost_key(folder)
-        try:
-            _create(folder / CURRENT_KEY_FILE)
-        except OSError as wrong:
-            if wrong.errno not in (errno.EROFS, errno.EACCES):
-                raise
-            told = f"there is no {folder / CURRENT_KEY_FILE}, and none can be made there: {wrong.strerror}"
-            hint = "mount the folder of the keys there (a container: one more -v), or correct `signing-folder`"
-            raise ConfigError(told, hint=hint) from wrong
-    key = _read(folder / CURRENT_KEY_FILE)
-    _write_if_changed(folder / PUBLIC_KEY_FILE, key.public.hex() + "\n")
+    with _alone_in(folder):
+        if not (folder / CURRENT_KEY_FILE).exists():
+            if (folder / PUBLIC_KEY_FILE).exists():
+                raise lost_key(folder)
+            try:
+                _create(folder / CURRENT_KEY_FILE)
+            except OSError as wrong:
+                if wrong.errno not in (errno.EROFS, errno.EACCES):
+                    raise
+                told = f"there is no {folder / CURRENT_KEY_FILE}, and none can be made there: {wrong.strerror}"
+                hint = "mount the folder of the keys there (a container: one more -v), or correct `signing-folder`"
+                raise ConfigError(told, hint=hint) from wrong
+        key = _read(folder / CURRENT_KEY_FILE)
+        _write_if_changed(folder / PUBLIC_KEY_FILE, key.public.hex() + "\n")
     return key
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """One after the other: `serve` and a fleet that begin at once have one key. Not where the disk knows no locks."""
+    with ExitStack() as stack:
+        with suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(folder, os.O_RDONLY)
+            stack.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
 
 
 def read_signing_key(folder: Path) -> SigningKey:

@@ -252,7 +252,7 @@ def run_fleet(args: FleetArgs, *, workers: int, until_done: bool, say: Callable[
                 f"at {broker_url(config.broker)}"
             )
             _watch(children, said, lambda: until_done and _done(config), say)
-            children.wait_for_exit(children.running, timeout_s=2 * DISCONNECT_TIMEOUT_S)
+            children.wait_for_exit(children.running)
         counts = [_last(path) for path in said]
     total = {name: sum(count.get(name, 0) for count in counts) for name in counts[0] if name != "reason"}
     return {**total, "processes": len(said), "seconds": round(time.monotonic() - began_s, 1)}

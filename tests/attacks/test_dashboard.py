@@ -19,7 +19,7 @@ from coordinator.dashboard import access
 from export.serve.http_gate import Refusal, RequestHead
 from tests.coordinator.dashboard.test_displayed_metrics import joined, round_event, seen
 from tests.support.browser import Open
-from tests.support.served_dashboard import DashboardSite, serve_dashboard
+from tests.support.served_dashboard import PATIENCE_S, DashboardSite, serve_dashboard
 
 TAG = '<img src=x onerror="document.title=1">'
 HOSTILE = ("a" * 60, "constructor", "__proto__", "device-1", "x" * 64)
@@ -144,7 +144,7 @@ def test_a_long_body_is_not_read_to_its_end(site: DashboardSite) -> None:
 
 
 def test_long_headers_are_refused_before_they_are_kept(site: DashboardSite) -> None:
-    with socket.create_connection(("127.0.0.1", site.port), timeout=20) as raw:
+    with socket.create_connection(("127.0.0.1", site.port), timeout=PATIENCE_S) as raw:
         raw.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX: " + b"x" * 200_000)
         with suppress(ConnectionResetError):
             assert raw.recv(64).startswith(b"HTTP/1.1 400")

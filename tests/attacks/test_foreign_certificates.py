@@ -196,7 +196,7 @@ def test_a_revoked_device_loses_its_rights_at_once_and_does_not_come_back(tmp_pa
         assert coordinator.until(victim.mark(TOPICS.request(VICTIM))) == []
         mallory.transport.close()
         with pytest.raises(NetworkError, match="the broker says that our certificate was revoked"):
-            MqttTransport(broker.url, "x", credentials=broker.credentials(MALLORY), connect_timeout_s=1).connect()
+            MqttTransport(broker.url, "x", credentials=broker.credentials(MALLORY), connect_timeout_s=2.0).connect()
         with pytest.raises(ConfigError, match="a revoked one never comes back"):
             broker.work.add_device(MALLORY)
 
@@ -210,7 +210,7 @@ def test_a_device_cannot_pose_as_the_broker(tmp_path: Path) -> None:
         impostor(home / "device.crt", home / "device.key") as url,
         pytest.raises(NetworkError, match=r"certificate is refused|is not valid for"),
     ):
-        MqttTransport(url, "x", credentials=credentials, connect_timeout_s=1).connect()
+        MqttTransport(url, "x", credentials=credentials, connect_timeout_s=2.0).connect()
 
 
 def impostor(certificate: Path, key: Path) -> AbstractContextManager[str]:

@@ -12,6 +12,7 @@ from websockets.sync.client import connect
 from websockets.typing import Origin, Subprotocol
 
 from coordinator import local_broker as brokers
+from tests.support.ports import free_port
 
 CONNECT = bytes.fromhex("1010 0004 4d515454 04 02 003c 0004 74657374")  # MQTT 3.1.1, client id "test"
 CONNACK = bytes.fromhex("20020000")
@@ -40,7 +41,7 @@ def answer(port: int, origin: str | None) -> bytes:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_only_pages_of_this_machine_reach_a_broker_without_accounts(kind: str, tmp_path: Path) -> None:
-    port = brokers.free_port()
+    port = free_port()
     with brokers.start_broker(tmp_path, kind, web_ports=[port]):
         for origin in OURS:
             assert answer(port, origin) == CONNACK, origin
@@ -54,7 +55,7 @@ def test_only_pages_of_this_machine_reach_a_broker_without_accounts(kind: str, t
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_other_machines_reach_no_port_of_a_broker_without_accounts(kind: str, tmp_path: Path) -> None:
-    port = brokers.free_port()
+    port = free_port()
     with brokers.start_broker(tmp_path, kind, web_ports=[port]) as broker:
         ours = {port, int(broker.url.rpartition(":")[2])}
         here = psutil.Process()
@@ -65,7 +66,7 @@ def test_other_machines_reach_no_port_of_a_broker_without_accounts(kind: str, tm
 
 @pytest.mark.broker
 def test_text_and_frames_beyond_the_brokers_limit_end_their_connection_alone(tmp_path: Path) -> None:
-    port = brokers.free_port()
+    port = free_port()
     with brokers.start_broker(tmp_path, "mosquitto", web_ports=[port]):
         for bad in ("text", bytes(2 << 20)):
             with connect(f"ws://127.0.0.1:{port}", subprotocols=[Subprotocol("mqtt")], proxy=None) as page:

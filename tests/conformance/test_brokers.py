@@ -27,7 +27,7 @@ from tests.support.brokers import KINDS, BrokerKind, Nodes, running
 from tests.support.nets import Net, next_event, next_message, over_mqtt, settle
 from tests.support.process_fleet import FleetScene
 
-pytestmark = [pytest.mark.broker, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(600)]
 HEADER_BYTES = 16  # of a block
 MANY = 1_000  # retained messages
 ROUNDS = 3

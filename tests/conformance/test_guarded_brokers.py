@@ -17,7 +17,7 @@ from edge_client.transport.tls import Credentials
 from tests.support.guarded_broker import FEDERATION, PATIENCE_S, Guarded, GuardedClient, try_connect
 from tests.support.guarded_brokers import guarded
 
-pytestmark = [pytest.mark.broker, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(600)]
 TOPICS, MALLORY, VICTIM, LABEL = Topics(FEDERATION), "mallory", "victim", "0123456789abcdef"
 ALL = f"fc/v1/{FEDERATION}/#"
 WRITES = (

@@ -40,7 +40,7 @@ class All(Mean):
 PAGE = "cosine:Cosine", "soft:Soft", "own_models:OwnModels", "checked:Checked"
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_own_methods_and_those_of_the_page_keep_the_promises_and_a_broken_one_is_named(tmp_path: Path) -> None:
     (tmp_path / "own_mean.py").write_text(OWN)
     for block in blocks(DOCS / "plug-ins.md"):

@@ -194,7 +194,6 @@ def test_honest_devices_that_the_machine_delays_keep_their_turns(monkeypatch: py
 
     monkeypatch.setattr(PlayedRound, "pass_time", pass_time)
     monkeypatch.setattr(PlayedDevice, "send", send)
-    monkeypatch.setattr(played_round, "TASK_PATIENCE_S", 10.0)
     only("hold the only credit with one block")
     assert play() == ([("hold the only credit with one block", True)], 0)
 

@@ -20,13 +20,13 @@ from edge_client.errors import NetworkError, RuntimeMissing, UsageError
 from edge_client.transport.base import Connected, Message, Will
 from edge_client.transport.mqtt import MqttTransport
 
-PATIENCE_S = 30
+PATIENCE_S = 60
 Event = TypeVar("Event", Connected, Message)
 CONNECT = bytes.fromhex("10 10 00 04 4d 51 54 54 04 02 00 3c 00 04 74 65 73 74".replace(" ", ""))  # 3.1.1, id "test"
 
 
 def answer_to_connect(url: str) -> bytes:
-    with socket.create_connection(("127.0.0.1", int(url.rsplit(":", 1)[1])), timeout=5) as link:
+    with socket.create_connection(("127.0.0.1", int(url.rsplit(":", 1)[1])), timeout=PATIENCE_S) as link:
         link.sendall(CONNECT)
         return link.recv(4)
 
@@ -175,10 +175,10 @@ def test_an_embedded_broker_ends_although_devices_are_connected(tmp_path: Path, 
     broker = start_broker(tmp_path, "embedded", port=free_port)
     device = MqttTransport(broker.url, "demo.pi-1", will=Will("fc/v1/demo/st/pi-1", b"lost"))
     device.connect()
-    assert device.receive(10) == Connected()
+    assert device.receive(PATIENCE_S) == Connected()
     device.subscribe("fc/v1/demo/#")
     device.publish("fc/v1/demo/st/pi-1", b"on", retain=True)
-    assert device.drain(0, 10)
+    assert device.drain(0, PATIENCE_S)
     broker.stop()
     assert [thread.name for thread in threading.enumerate() if thread.name == "amqtt"] == []
     device.close()

@@ -37,7 +37,7 @@ def test_the_command_serves_the_page_and_prints_its_link(tmp_path: Path, free_po
             line = next(line for line in service.stderr if line.startswith("dashboard: "))
             link = line.removeprefix("dashboard: ").strip()
             assert link.startswith(f"http://127.0.0.1:{free_port}/#control=")
-            connection = http.client.HTTPConnection("127.0.0.1", free_port, timeout=20)
+            connection = http.client.HTTPConnection("127.0.0.1", free_port, timeout=60)
             connection.request("GET", "/")
             assert b"<title>fedcenters</title>" in connection.getresponse().read()
             connection.close()

@@ -59,7 +59,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     finally:
         for server in servers:
             server.terminate()
-            server.communicate(timeout=60)
+            server.communicate(timeout=200)
 
 
 def serving(bundle: str) -> subprocess.Popen[str]:

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from coordinator.identity.cli import WEB_PORT
-from coordinator.local_broker import free_port
 from coordinator.phone import vendored_files
 from edge_client.toml_files import parse_toml
 from tests.support.doc_pages import DOCS, PageReader, blocks, followed
 from tests.support.node import ROOT, third_party
+from tests.support.ports import free_port
 
 PAGE = "open-on-a-phone.md"
 TEXT = (DOCS / PAGE).read_text(encoding="utf-8")
@@ -45,7 +45,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory, ports: dict[str, str]) -> I
 
 def test_the_commands_serve_a_page_that_knows_its_broker(reader: PageReader, ports: dict[str, str]) -> None:
     assert "everything is there" in reader.printed["fedcenters-coordinator web-files"]
-    with urllib.request.urlopen(f"http://127.0.0.1:{ports['8090']}/phone/join.json", timeout=20) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{ports['8090']}/phone/join.json", timeout=60) as answer:
         said = json.load(answer)
     assert said["broker"] == f"ws://127.0.0.1:{ports['9001']}"
     assert said["open"]

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.local_broker import free_port
 from edge_client.toml_files import parse_toml
 from tests.support.doc_pages import DOCS, ROOT, PageReader, blocks
+from tests.support.ports import free_port
 
 PAGE = "quick-start.md"
 pytestmark = pytest.mark.timeout(600)  # four processes and a compiler, on a machine that may be busy

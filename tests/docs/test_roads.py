@@ -18,11 +18,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coordinator.local_broker import find_mosquitto, free_port
+from coordinator.local_broker import find_mosquitto
 from coordinator.storage.status import follow_status
 from edge_client.data.dataset import DeviceData
 from emulator.data.fleet_split import digits_fleet
 from tests.support.doc_pages import ROOT, PageReader, blocks
+from tests.support.ports import free_port
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(600)]
 README = ROOT / "README.md"

@@ -19,13 +19,13 @@ from coordinator.identity import signing_key
 from coordinator.identity.certificate_authority import open_authority
 from coordinator.identity.release_signature import read_signature
 from coordinator.identity.revocation import revoked_names
-from coordinator.local_broker import free_port
 from edge_client.config import load_config
 from edge_client.protocol import signing
 from edge_client.transport import broker_rights, mqtt
 from edge_client.transport.tls import check_subject
 from tests.support.doc_pages import DOCS, PageReader, blocks
 from tests.support.guarded_broker import now
+from tests.support.ports import free_port
 
 PAGE = "security.md"
 TEXT = (DOCS / PAGE).read_text(encoding="utf-8")

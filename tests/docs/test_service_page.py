@@ -22,7 +22,7 @@ PAGE = (ROOT / "docs" / "run-as-a-service.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", PAGE, flags=re.DOTALL)
 CONFIG, WITHOUT_ROUNDS = (text for kind, text in BLOCKS if kind == "toml")
 COMMANDS = [text.removeprefix("$ ").strip() for kind, text in BLOCKS if kind == "console"]
-PATIENCE_S = 150
+PATIENCE_S = 400
 
 
 def started(command: str, folder: Path) -> subprocess.Popen[str]:

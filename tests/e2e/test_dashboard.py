@@ -23,7 +23,7 @@ from tests.support.process_fleet import DEVICES, SETTINGS, FleetScene, jsonl, un
 pytestmark = [pytest.mark.broker, pytest.mark.browser]
 ROUNDS = 5
 RUN = {**SETTINGS, "method": "fesem", "num-rounds": ROUNDS}
-PATIENCE_MS = 100_000
+PATIENCE_MS = 200_000
 SECOND_LOOK_MS = 1_500  # some looks of the page at a run that should stand still
 
 
@@ -103,7 +103,7 @@ def stops(visited: Visit, coordinator: ChildProcess) -> None:
     page = visited.page
     page.get_by_role("button", name="Stop").click()
     page.get_by_role("dialog").get_by_role("button", name="Stop").click()
-    assert coordinator.process.wait(20) == 0
+    assert coordinator.process.wait(PATIENCE_MS / 1000) == 0
     expect(page.locator("#notice")).to_contain_text("The coordinator has ended")
     expect(page.locator("#export")).to_contain_text("fedcenters-export serve FOLDER/bundle")
     expect(page.locator("#export button")).to_have_count(0)  # nothing answers a download

@@ -24,7 +24,7 @@ import pytest
 from coordinator.local_broker import find_mosquitto
 from export.bundle.reader import read_bundle
 
-PATIENCE_S = 150
+PATIENCE_S = 400
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from tests.support import softmax_program, virtual_federation
 from tests.support.guarded_broker import FEDERATION, guarded_broker
 
 pytestmark = pytest.mark.broker
-PATIENCE_S = 60.0
+PATIENCE_S = 200.0
 NEWCOMER = "d02"
 
 

@@ -28,7 +28,7 @@ from tests.support import virtual_federation
 
 pytestmark = pytest.mark.broker
 NEWER = "99.0"
-PATIENCE_S = 60.0
+PATIENCE_S = 200.0
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from coordinator.local_broker import free_port
 from tests.support.arm64_board import KEYRING, MAGIC, MASK, MIRROR, PATIENCE_S, STORE, note, qemu
+from tests.support.ports import free_port
 from tests.support.requirements import skip_without
 
 SUITE = "trixie"  # the Debian of the newest Raspberry Pi OS

@@ -22,7 +22,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.local_broker import SYSTEM_FOLDERS, Broker, free_port, start_broker
+from coordinator.local_broker import SYSTEM_FOLDERS, Broker, start_broker
+from tests.support.ports import free_port
 
 BY_HAND = "make brokers"  # CI installs mosquitto and the embedded broker (SKIPS_IN_CI)
 START_TIMEOUT_S = 120.0  # three nodes of RabbitMQ, on a busy machine

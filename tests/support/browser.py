@@ -33,7 +33,7 @@ FLAGS = (
     "--disable-sync",
 )
 DESKTOP, PHONE = (1280, 900), (390, 844)  # CSS pixels
-PATIENCE_MS = 30_000
+PATIENCE_MS = 90_000
 MIN_CONTRAST = 4.5  # of text, WCAG 2.2 level AA
 MAX_TABS = 200
 _FOCUS = """() => {

@@ -32,7 +32,7 @@ FILES = ("python", "toml", "html", "ini")
 WORDS = ("text", "json", "mermaid", "kotlin")  # what a command prints or an app holds, not what a reader types
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 INDENTED = re.compile(r"(?<=\n\n)(?: {4}.+\n)+")
-FIRST_WORD_S = 60
+PATIENCE_S = 200  # a process that imports torch, on a machine that may be busy
 TYPED = re.compile(r"\$ |[\w./-]*(?:fedcenters-\w+|pip|podman|docker|python|make|sudo|apt|mosquitto|curl|ssh)(?![\w/])")
 
 
@@ -83,11 +83,11 @@ class BackgroundCommand:
         self.process = subprocess.Popen(_as_process(words), cwd=folder, env=_environment(), **out)
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
-        assert self._began.wait(FIRST_WORD_S), f"{shlex.join(words)} says nothing"
+        assert self._began.wait(PATIENCE_S), f"{shlex.join(words)} says nothing"
 
     def over(self) -> None:
         """Wait for its end, after it was asked to end."""
-        self.process.wait(timeout=30)
+        self.process.wait(timeout=PATIENCE_S)
         self._listener.join()
 
     def _listen(self) -> None:

@@ -24,15 +24,16 @@ from coordinator.attack_drill.loopback_copy import BrokerClient, provisioned_cre
 from coordinator.attack_drill.stubborn_transport import StubbornTransport
 from coordinator.identity.provision_plan import ENROL_PORT, ProvisionPlan
 from coordinator.identity.provisioning import Provisioner
-from coordinator.local_broker import find_mosquitto, free_port
+from coordinator.local_broker import find_mosquitto
 from edge_client.transport import mqtt
 from edge_client.transport.base import Connected
 from edge_client.transport.mqtt import MqttTransport
 from edge_client.transport.tls import Credentials
+from tests.support.ports import free_port
 
 FEDERATION = "demo"
 HOSTS = ("localhost", "127.0.0.1")
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 def now() -> dt.datetime:

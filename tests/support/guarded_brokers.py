@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.identity.broker_acl import COORDINATOR_CLIENT_ID
-from coordinator.local_broker import free_port
 from tests.support.brokers import (
     Daemon,
     find_program,
@@ -19,6 +18,7 @@ from tests.support.brokers import (
     start_epmd,
 )
 from tests.support.guarded_broker import FEDERATION, Guarded, guarded_broker, provision_federation
+from tests.support.ports import free_port
 
 NATS_CONF = """\
 listen: 127.0.0.1:{inner}

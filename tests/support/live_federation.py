@@ -25,7 +25,7 @@ import numpy as np
 from coordinator.config import CoordinatorConfig
 from coordinator.config_sections import RunConfig
 from coordinator.identity.signing_key import open_signing_key
-from coordinator.local_broker import MOSQUITTO_CONF, find_mosquitto, free_port
+from coordinator.local_broker import MOSQUITTO_CONF, find_mosquitto
 from coordinator.runtime.server import Server
 from coordinator.storage import state_codec
 from coordinator.storage.store import Store
@@ -42,9 +42,10 @@ from edge_client.transport.mqtt import MqttTransport
 from tests.support import softmax_program
 from tests.support.heap_use import HEAP_FILE, note_heap_use
 from tests.support.known_rounding import round_by_known_numbers
+from tests.support.ports import free_port
 from tests.support.virtual_federation import FEDERATION, TOPICS, Outcome, WideEngine, config, seed_program
 
-PATIENCE_S = 90.0
+PATIENCE_S = 200.0
 DEVICES, ROUNDS = 3, 2
 CHANGES_FILE = "changes.json"
 BALLAST = 30_000  # values: thirty blocks, so that there is a middle

@@ -25,12 +25,13 @@ import pytest
 from sklearn.datasets import load_digits
 from torch import nn
 
-from coordinator.local_broker import free_port, start_broker
+from coordinator.local_broker import start_broker
 from coordinator.storage.run_reader import last_state
 from coordinator.storage.store import Store
 from edge_client.protocol.task import Flat
 from export.compiler.program import CompilerOutput, compile_program, vector_of
 from tests.support.guarded_broker import run_mosquitto
+from tests.support.ports import free_port
 from tests.support.virtual_federation import put_program
 
 SOURCE = Path(__file__).parents[1] / "second_client"

@@ -9,7 +9,7 @@ from itertools import count
 from edge_client.transport.base import Connected, Event, Message, Transport, WillSource
 from edge_client.transport.mqtt import MqttTransport
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 _settled = count()
 
 

@@ -7,7 +7,6 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from coordinator.local_broker import free_port
 from coordinator.models.registry import build_model
 from coordinator.storage.store import Store
 from edge_client.protocol.task import Flat
@@ -17,6 +16,7 @@ from emulator.testbed.processes import ChildProcesses
 from export.compiler.program import CompilerOutput, vector_of
 from tests.support.browser import PHONE, Open, Visit
 from tests.support.phone_page import PATIENCE_MS, listens, served
+from tests.support.ports import free_port
 from tests.support.process_fleet import FleetScene, until
 from tests.support.virtual_federation import put_program
 

@@ -11,10 +11,10 @@ from typing import Any
 import tomli_w
 
 from coordinator.identity.signing_key import open_signing_key
-from coordinator.local_broker import free_port
 from coordinator.storage.store import Store
 from edge_client.protocol.messages import canonical_json
 from tests.support import softmax_program
+from tests.support.ports import free_port
 from tests.support.process_fleet import FleetScene
 
 RUN: dict[str, Any] = {"method": "fedavg", "num-rounds": 1, "local-steps": 1500, "learning-rate": 0.05}
@@ -44,6 +44,5 @@ def known_model(folder: Path, **changes: Any) -> Path:  # noqa: ANN401 - of the 
 def federation_of_one(testbed: FleetScene, **more: Any) -> Path:  # noqa: ANN401 - TOML values
     """A coordinator that trains with one device, which is the phone; -> its file. `more` are keys of it."""
     port = int(testbed.broker.rpartition(":")[2])
-    web = next(found for found in iter(free_port, None) if found != port)
-    testbed.start_coordinator(broker=f"mosquitto:{port}", devices=1, web_port=web, **more)
+    testbed.start_coordinator(broker=f"mosquitto:{port}", devices=1, web_port=free_port(), **more)
     return testbed.work / "coordinator.toml"

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 from export.serve.listener import ConnectionSlots, open_listener
 from export.serve.uvicorn_settings import TIMEOUT_S, uvicorn_config
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 @contextmanager

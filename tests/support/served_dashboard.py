@@ -17,7 +17,7 @@ from coordinator.storage.exchange_store import ExchangeKey
 from tests.support.browser import close_pages_of
 from tests.support.virtual_federation import config
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 Anything = Any  # what a test passes on
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coordinator.local_broker import free_port
 from edge_client.protocol.program import FROZEN
 from edge_client.protocol.task import Array, Fit
 from edge_client.training import fit_probe
@@ -20,6 +19,7 @@ from tests.support.browser import Open
 from tests.support.one_phone import KEPT, ME, RATE, ROUNDS, SAMPLES, SETTINGS, STEPS, TRAIN, one_phone, start_of
 from tests.support.phone_page import digits, load_table, local, text
 from tests.support.phone_traffic import overheard
+from tests.support.ports import free_port
 from tests.support.process_fleet import centers_in
 from tests.support.programs import compiled, opened
 

@@ -16,7 +16,6 @@ from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 
 from coordinator.config import read_config
-from coordinator.local_broker import free_port
 from coordinator.phone import routes
 from emulator.stop_signals import DeferredSignals
 from emulator.testbed.processes import ChildProcesses
@@ -24,6 +23,7 @@ from tests.support.browser import FLAGS, PHONE, Open, find_chromium
 from tests.support.node import third_party
 from tests.support.phone_federation import RUN, federation_of_one, known_model
 from tests.support.phone_page import PATIENCE_MS, another_release, load_table, served, text
+from tests.support.ports import free_port
 from tests.support.process_fleet import FleetScene
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def kill_browser(profile: Path) -> None:
         if f"--user-data-dir={profile}" in (line := process.info["cmdline"] or []) and "--type" not in " ".join(line)
     )
     found.kill()
-    found.wait(10)
+    found.wait(PATIENCE_MS / 1000)
 
 
 @pytest.mark.broker

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.local_broker import free_port
 from emulator.stop_signals import DeferredSignals
 from emulator.testbed.processes import ChildProcesses
 from tests.support.browser import PHONE
 from tests.support.firefox import FirefoxPage, find_firefox, firefox
 from tests.support.phone_federation import RUN, federation_of_one
 from tests.support.phone_page import SCALE, csv, digits, served
+from tests.support.ports import free_port
 from tests.support.process_fleet import FleetScene
 from tests.support.requirements import skip_without
 

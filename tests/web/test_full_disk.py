@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from playwright.sync_api import expect
 
-from coordinator.local_broker import free_port
 from emulator.stop_signals import DeferredSignals
 from emulator.testbed.processes import ChildProcesses
 from tests.support.browser import PHONE, Open, Visit
 from tests.support.phone_federation import RUN, federation_of_one, known_model
 from tests.support.phone_page import PATIENCE_MS, load_table, ring, served, text
+from tests.support.ports import free_port
 from tests.support.process_fleet import FleetScene
 
 if TYPE_CHECKING:

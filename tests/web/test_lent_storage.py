@@ -11,10 +11,10 @@ import pytest
 from PIL import Image
 from playwright.sync_api import expect
 
-from coordinator.local_broker import free_port
 from tests.support.browser import PHONE, Open, Visit, without_focus_ring
 from tests.support.phone_federation import known_model
 from tests.support.phone_page import ring, served, text
+from tests.support.ports import free_port
 
 if TYPE_CHECKING:
     from playwright.sync_api import Dialog, Page, Route

@@ -22,7 +22,6 @@ from coordinator.identity.broker_acl import COORDINATOR_CLIENT_ID
 from coordinator.identity.provision_plan import ProvisionPlan
 from coordinator.identity.provisioning import WEB_NAME, Provisioner
 from coordinator.identity.web_passwords import hash_password, verify_password
-from coordinator.local_broker import free_port
 from edge_client.errors import ConfigError
 from edge_client.transport.base import Connected, Message
 from edge_client.transport.mqtt import MqttTransport
@@ -30,8 +29,9 @@ from edge_client.transport.tls import Credentials, read_certificate
 from tests.support.browser import PHONE, Open
 from tests.support.guarded_broker import FEDERATION, HOSTS, now, run_mosquitto
 from tests.support.phone_page import served, text
+from tests.support.ports import free_port
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 PHONE_ID = "web-0000"
 ROOT = f"fc/v1/{FEDERATION}"
 

@@ -10,7 +10,7 @@ from playwright.sync_api import expect
 
 from coordinator.config import read_config
 from coordinator.identity.signing_key import open_signing_key
-from coordinator.local_broker import free_port, start_broker
+from coordinator.local_broker import start_broker
 from coordinator.storage.store import Store
 from edge_client.protocol import messages
 from edge_client.protocol.topics import Topics
@@ -19,6 +19,7 @@ from edge_client.transport.mqtt import MqttTransport
 from tests.support.browser import PHONE, Open
 from tests.support.phone_federation import known_model
 from tests.support.phone_page import another_release, ring, served, text
+from tests.support.ports import free_port
 
 pytestmark = [pytest.mark.broker, pytest.mark.browser]
 SOONER_MS = 60_000  # than MQTT's own keepalive, which needs 90 s for it

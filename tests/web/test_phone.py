@@ -12,13 +12,13 @@ from PIL import Image
 from playwright.sync_api import expect
 
 from coordinator.identity.signing_key import open_signing_key
-from coordinator.local_broker import free_port
 from coordinator.storage.status import read_status
 from emulator.stop_signals import DeferredSignals
 from emulator.testbed import testbed_files as stage
 from emulator.testbed.processes import ChildProcesses
 from tests.support.browser import MIN_CONTRAST, PHONE, Open, Visit, lowest_contrast, without_focus_ring
 from tests.support.phone_page import PATIENCE_MS, digits, listens, load_table, local, ring, served, text
+from tests.support.ports import free_port
 from tests.support.process_fleet import FleetScene, until
 
 if TYPE_CHECKING:

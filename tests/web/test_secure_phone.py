@@ -14,13 +14,13 @@ import pytest
 from playwright.sync_api import expect
 
 from coordinator.identity.signing_key import open_signing_key
-from coordinator.local_broker import free_port
 from emulator.stop_signals import DeferredSignals
 from emulator.testbed import testbed_files as stage
 from emulator.testbed.processes import ChildProcesses
 from tests.support.browser import PHONE, Open, Visit
 from tests.support.phone_page import PATIENCE_MS, digits, listens, load_table, local, served, text
 from tests.support.phone_traffic import overheard
+from tests.support.ports import free_port
 from tests.support.process_fleet import FleetScene, centers_in, until
 
 if TYPE_CHECKING:

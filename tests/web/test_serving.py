@@ -35,6 +35,7 @@ from edge_client.errors import ConfigError, ProtocolError, RuntimeMissing
 from edge_client.protocol.messages import canonical_json
 from edge_client.protocol.program import Program
 from tests.support import softmax_program
+from tests.support.ports import free_port
 
 PACKAGE = vendored_files.NpmPackage(
     name="thing", version="1.0.0", license="MIT", integrity="", archive_max=1 << 20, files=("a.mjs", "b.wasm")
@@ -303,7 +304,7 @@ def test_links_become_codes_for_terminals_and_pages() -> None:
 
 @pytest.mark.parametrize("kind", ["embedded", pytest.param("mosquitto", marks=pytest.mark.broker)])
 def test_both_kinds_of_broker_listen_for_browsers(kind: str, tmp_path: Path) -> None:
-    port = brokers.free_port()
+    port = free_port()
     with brokers.start_broker(tmp_path, kind, web_ports=[port]) as broker:
         assert broker.web == (f"ws://127.0.0.1:{port}",)
         over_tcp = paho.Client(CallbackAPIVersion.VERSION2)

@@ -31,7 +31,7 @@ from edge_client.errors import NetworkError
 from edge_client.transport.keys import open_private_key
 from tests.coordinator.dashboard.test_displayed_metrics import EXCHANGE, joined, round_event, seen
 from tests.coordinator.dashboard.test_endpoint import token
-from tests.support.served_dashboard import Anything, DashboardSite, RecordedControl, serve_dashboard
+from tests.support.served_dashboard import PATIENCE_S, Anything, DashboardSite, RecordedControl, serve_dashboard
 from tests.support.virtual_federation import config
 
 
@@ -53,7 +53,7 @@ def messages(response: http.client.HTTPResponse, count: int) -> list[tuple[str, 
 
 def test_a_page_gets_a_snapshot_and_then_what_happens(site: DashboardSite) -> None:
     site.hub.event(joined(1))
-    connection = http.client.HTTPConnection("127.0.0.1", site.port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", site.port, timeout=PATIENCE_S)
     connection.request("GET", "/api/stream")
     response = connection.getresponse()
     assert response.headers["content-type"].startswith("text/event-stream")
@@ -81,7 +81,7 @@ def test_a_page_that_reads_nothing_is_left_behind_and_costs_nobody_else(
 
 def test_there_is_room_for_so_many_pages_and_no_more(site: DashboardSite, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hubs, "MAX_PAGES", 1)
-    connection = http.client.HTTPConnection("127.0.0.1", site.port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", site.port, timeout=PATIENCE_S)
     connection.request("GET", "/api/stream")
     messages(connection.getresponse(), 1)
     assert site.ask("GET", "/api/stream")[0] == 503
@@ -91,7 +91,7 @@ def test_there_is_room_for_so_many_pages_and_no_more(site: DashboardSite, monkey
 def test_as_many_pages_as_there_may_be_leave_a_proxy_connections_for_their_buttons(site: DashboardSite) -> None:
     with ExitStack() as stack:
         for _ in range(hubs.MAX_PAGES):
-            page = stack.enter_context(closing(http.client.HTTPConnection("127.0.0.1", site.port, timeout=20)))
+            page = stack.enter_context(closing(http.client.HTTPConnection("127.0.0.1", site.port, timeout=PATIENCE_S)))
             page.request("GET", "/api/stream")
             assert page.getresponse().status == 200
         assert site.order({"do": "pause"}) == 200
@@ -170,12 +170,17 @@ def test_a_missing_page_for_phones_is_told_where_a_broker_for_browsers_is_set(
 
 
 def test_the_link_lies_in_the_run_folder_for_its_owner_alone_and_goes_with_the_server(tmp_path: Path) -> None:
+    before = set(threading.enumerate())
     with serve_dashboard(tmp_path) as site:
         path = site.folder / LINK_FILE
         assert path.read_text().strip() == site.link
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        begun = set(threading.enumerate()) - before
+        assert begun
     assert not path.exists()
-    assert not any(thread.name == "dashboard" for thread in threading.enumerate())
+    for thread in begun:
+        thread.join(PATIENCE_S)
+    assert not any(thread.is_alive() for thread in begun)
 
 
 def test_a_taken_port_is_told_with_what_to_do(tmp_path: Path, free_port: int) -> None:
@@ -215,7 +220,7 @@ def test_for_others_to_see_it_is_served_with_tls_and_a_token(tmp_path: Path) -> 
     }
     with serve_dashboard(tmp_path, **settings) as site:
         trusted = ssl.create_default_context(cafile=str(authority.folder / "ca.crt"))
-        connection = http.client.HTTPSConnection("127.0.0.1", site.port, timeout=20, context=trusted)
+        connection = http.client.HTTPSConnection("127.0.0.1", site.port, timeout=PATIENCE_S, context=trusted)
         answers = []
         for headers in ({}, {"Authorization": f"Bearer {site.control}"}):
             connection.request("GET", "/api/join", headers=headers)
@@ -270,7 +275,7 @@ def test_only_a_broker_of_this_machine_is_called_one(broker: str, tmp_path: Path
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no address 127.0.0.2 before it is set up")
 def test_a_dashboard_on_any_loopback_address_answers_to_it(tmp_path: Path) -> None:
     with serve_dashboard(tmp_path, dashboard="127.0.0.2:0") as site:
-        connection = http.client.HTTPConnection("127.0.0.2", site.port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.2", site.port, timeout=PATIENCE_S)
         connection.request("GET", "/")
         answer = connection.getresponse()
         answer.read()

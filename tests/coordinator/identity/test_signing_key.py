@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import stat
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from coordinator.identity.broker_acl import COORDINATOR_CLIENT_ID
 from coordinator.identity.signing_key import (
     CURRENT_KEY_FILE,
     PUBLIC_KEY_FILE,
+    SigningKey,
     announce_next_key,
     coordinator_credentials,
     open_signing_key,
@@ -29,6 +32,19 @@ def test_the_key_is_made_once_and_readable_by_its_owner_only(tmp_path: Path) -> 
     assert open_signing_key(tmp_path / "run") == first
     assert stat.S_IMODE((tmp_path / "run" / "signing.key").stat().st_mode) == 0o600
     assert (tmp_path / "run" / "signing.pub").read_text().strip() == first.public.hex()
+
+
+def test_those_that_begin_at_once_have_one_key(tmp_path: Path) -> None:
+    """As `serve` and the fleet beside it: both make the key where there is none."""
+    together = threading.Barrier(4)
+
+    def opened(folder: Path) -> SigningKey:
+        together.wait()
+        return open_signing_key(folder)
+
+    with ThreadPoolExecutor(4) as pool:
+        for number in range(40):
+            assert len({key.private for key in pool.map(opened, [tmp_path / str(number)] * 4)}) == 1
 
 
 def test_two_folders_have_two_keys(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.local_broker import MOSQUITTO_CONF, free_port
+from coordinator.local_broker import MOSQUITTO_CONF
 from coordinator.runtime.event_loop import MANY_CUTS, MOST_CUTS, SHORT_S, lost_broker
 from coordinator.status_in_words import status_lines
 from coordinator.storage.status import STATUS_FILE, read_status
@@ -16,6 +16,7 @@ from edge_client.protocol.blocks import HEADER
 from edge_client.transport.base import Disconnected
 from edge_client.transport.mqtt import MqttTransport
 from tests.support.guarded_broker import run_mosquitto
+from tests.support.ports import free_port
 from tests.support.virtual_federation import FEDERATION, TOPICS, Federation, Spy
 
 PATIENCE_S = 60

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
 import threading
@@ -16,6 +15,9 @@ import pytest
 from coordinator.storage import experiment_trackers
 from coordinator.storage.experiment_trackers import Tracker, numeric_fields, open_trackers
 from edge_client.errors import ConfigError, NetworkError
+from tests.support.ports import free_port
+
+PATIENCE_S = 60
 
 
 def round_event(number: int, accuracy: float) -> dict[str, Any]:
@@ -32,17 +34,10 @@ def round_event(number: int, accuracy: float) -> dict[str, Any]:
     }
 
 
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
-
-
 def scrape(port: int, name: str, value: float) -> str:
     """What Prometheus reads, once a line that begins with `name` has this value."""
     while True:
-        text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read().decode()
+        text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE_S).read().decode()
         if any(line.startswith(name) and line.endswith(f" {float(value)}") for line in text.splitlines()):
             return str(text)
 
@@ -190,7 +185,7 @@ def test_prometheus_reads_the_last_round_until_the_run_ends(tmp_path: Path) -> N
     assert 'fedcenters_round_value{name="accuracy/micro",run="fesem"} 0.5' in text
     assert 'fedcenters_round{run="fesem"} 2.0' in text
     with pytest.raises(OSError, match="refused"):
-        urllib.request.urlopen(url, timeout=10)
+        urllib.request.urlopen(url, timeout=PATIENCE_S)
 
 
 def test_prometheus_at_a_port_that_is_none_is_refused(tmp_path: Path) -> None:

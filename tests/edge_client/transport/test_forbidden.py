@@ -64,7 +64,7 @@ def test_a_refused_subscription_ends_the_connection_and_is_named() -> None:
 def test_a_login_that_is_refused_is_not_called_a_broker_that_does_not_run() -> None:
     refused = b"\x20\x02\x00\x05"  # MQTT 3.1.1: not authorized
     with listening(refused) as url, pytest.raises(NetworkError, match="refused: Not authorized") as wrong:
-        MqttTransport(url, "x", connect_timeout_s=1.0).connect()
+        MqttTransport(url, "x", connect_timeout_s=2.0).connect()
     assert "certificate" in wrong.value.hint
     assert "running" not in wrong.value.hint
 

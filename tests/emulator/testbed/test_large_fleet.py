@@ -11,6 +11,7 @@ import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tomli_w
@@ -224,7 +225,7 @@ def test_a_broken_link_is_reported_once_and_mended_and_goodbye_is_said_at_the_en
         fleet.loop.run_once()
     fleet.loop.run_once()
     fleet.close()
-    said = [json.loads(m.payload) for m in _messages(spy) if m.topic.endswith("device-00000")]
+    said = _said_until_goodbye(spy, "device-00000")
     spy.close()
     assert [(word["s"], word["bd"]) for word in said] == [("on", 1), ("lost", 1), ("on", 2), ("off", 2)]
     assert fleet.loop.errors() == []
@@ -287,10 +288,13 @@ def _last_round(config: Path) -> str:
     return next(line for line in lines if '"event":"round"' in line)
 
 
-def _messages(spy: MqttTransport) -> list[Message]:
-    found = []
-    while (event := spy.receive(1.0)) is not None:
-        found += [event] if isinstance(event, Message) else []
+def _said_until_goodbye(spy: MqttTransport, cid: str) -> list[dict[str, Any]]:
+    """The presence messages of a device, the last of which says that it leaves."""
+    found: list[dict[str, Any]] = []
+    while not found or found[-1]["s"] != "off":
+        event = spy.receive(PATIENCE_S)
+        assert event is not None, found
+        found += [json.loads(event.payload)] if isinstance(event, Message) and event.topic.endswith(cid) else []
     return found
 
 

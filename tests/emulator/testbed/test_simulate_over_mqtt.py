@@ -28,7 +28,7 @@ from emulator.simulate import simulate_json
 from emulator.testbed import simulate_over_mqtt as over_mqtt
 from emulator.testbed.simulate_over_mqtt import VIRTUAL_ONLY, federation_name
 
-PATIENCE_S = 150
+PATIENCE_S = 400
 ROOT = Path(__file__).resolve().parents[3]
 QUESTION = ("--data-set", "digits", "--devices", "4", "--rounds", "2", "-c", "local-steps=2", "--engine", "onnx")
 

@@ -36,7 +36,7 @@ INTERRUPTS = PROGRAM.format(handler="lambda *_: os.kill(os.getppid(), signal.SIG
 LEAVES = PROGRAM.format(
     handler="lambda *_: signal.signal(signal.SIGTERM, lambda *_: os._exit(3)) and time.sleep(0.5) or sys.exit(0)"
 )
-PATIENCE_S = 60.0
+PATIENCE_S = 200.0
 
 
 def started(it: testbed.Testbed, name: str, program: str) -> ChildProcess:
@@ -57,6 +57,7 @@ def test_results_come_before_the_end_of_the_processes_and_one_that_stays_is_a_wa
     def play(it: testbed.Testbed) -> str:
         left = started(it, "devices-onnx", FAILS)
         it.children.ask_to_leave([left])
+        left.process.wait(PATIENCE_S)  # else it is killed as the other is
         started(it, "coordinator", STAYS)
         (it.folder / "summary.json").write_text("{}")
         it.progress.say("the table")

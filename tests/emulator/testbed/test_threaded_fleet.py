@@ -16,7 +16,7 @@ from emulator.data import registry
 from emulator.testbed import testbed_files
 
 WORKER = (sys.executable, "-m", "emulator.testbed.threaded_fleet")
-PATIENCE_S = 30
+PATIENCE_S = 200
 
 
 def device(folder: Path, broker: str) -> str:
