@@ -177,20 +177,20 @@ def test_a_setting_of_a_class_that_is_no_dataclass_is_told_to_need_one(make: Cal
         make()
 
 
-class Untyped(fc.FedAvg):
+class UntypedDefault(fc.FedAvg):
     local_steps = 5
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class StillUntyped(fc.FedAvg):
+class UntypedInDataclass(fc.FedAvg):
     local_steps = 5
 
 
-class Undecorated(fc.FedAvg):
+class UndecoratedDefault(fc.FedAvg):
     local_steps: int = 5
 
 
-@pytest.mark.parametrize("kind", [Untyped, StillUntyped, Undecorated])
+@pytest.mark.parametrize("kind", [UntypedDefault, UntypedInDataclass, UndecoratedDefault])
 def test_a_default_that_python_does_not_take_for_one_is_told_how_to_write_it(kind: type[fc.FedAvg]) -> None:
     """It trained the 20 steps of the class above, without a word."""
     with pytest.raises(
