@@ -9,6 +9,7 @@ from inspect import Signature, get_annotations, signature
 from typing import TYPE_CHECKING, Any
 
 from coordinator.strategies.common.setting_checks import check_kind, plain_number, setting_rows
+from edge_client.errors import ConfigError
 from export.plugins import nearest_name_hint
 
 DECORATOR = "@dataclass(frozen=True, kw_only=True, repr=False)"
@@ -40,7 +41,7 @@ class MethodValue(metaclass=_PlainNumbers):
     def __new__(cls, *args: object, **given: object) -> Any:  # noqa: ANN401 - the class itself, which mypy knows
         """Refuse unknown settings with the nearest one. Raises TypeError, as Python does for a wrong argument.
 
-        Raises ConfigError for a value of another kind than the setting's.
+        Raises ConfigError for a value of another kind than the setting's, and for what `_check_body` refuses.
         """
         known, forgotten = _fields(cls), forgotten_decorator(cls)
         first = [name for name, f in known.items() if f.init and not f.kw_only]
@@ -77,12 +78,12 @@ class MethodValue(metaclass=_PlainNumbers):
 
 
 def _check_body(cls: type, known: Mapping[str, Field[Any]]) -> None:
-    """Raise TypeError for a default in the body of a user's class that Python does not take for one."""
+    """Raise ConfigError for a default in the body of a user's class that Python does not take for one."""
     for name, f in known.items():
         value = getattr(cls, name, f.default)
         if f.default is not MISSING and _differs(value, f.default):
             hint = f"write its type, {name}: {f.type} = {value!r}, and {DECORATOR} above the class"
-            raise TypeError(f"{name} = {value!r} in {cls.__name__} has no effect: {f.default!r} stays\n\nhint: {hint}")
+            raise ConfigError(f"{name} = {value!r} in {cls.__name__} has no effect: {f.default!r} stays", hint=hint)
 
 
 def forgotten_decorator(cls: type) -> str:
