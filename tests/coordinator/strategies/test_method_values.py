@@ -194,7 +194,7 @@ class UndecoratedDefault(fc.FedAvg):
 def test_a_default_that_python_does_not_take_for_one_is_told_how_to_write_it(kind: type[fc.FedAvg]) -> None:
     """It trained the 20 steps of the class above, without a word."""
     with pytest.raises(
-        TypeError, match=r"(?s)local_steps = 5 in \w+ has no effect: 20 stays.*local_steps: int = 5, and"
+        ConfigError, match=r"(?s)local_steps = 5 in \w+ has no effect: 20 stays.*local_steps: int = 5, and"
     ):
         kind()
 
