@@ -57,7 +57,7 @@ def publish_centers(
     `unix_ms` is the wall time that the events bear.
     """
     known, events = store.facts.get(CATALOG_FACT), list[Event]()
-    if known is None or not _is_whole(known, store):
+    if known is None or not _is_wanted(config, store) or not _is_whole(known, store):
         catalog, events = _make_catalog(outcomes, config, store, prepared)
         events = [{**event, "unix_ms": unix_ms} for event in events]
         known = store.blobs.put(catalog.to_bytes())
@@ -68,6 +68,12 @@ def publish_centers(
     data = catalog.to_bytes()
     store.blobs.put(data)
     return catalog, prepared.sign(manifest_of(data, "catalog", block=config.transfer.block)), events
+
+
+def _is_wanted(config: CoordinatorConfig, store: Store) -> bool:
+    """Whether what was published last is of the run and has the files that the configuration names now."""
+    made = store.events.newest("bundle")
+    return (made["run"], {*made["formats"]}) == (config.served_run, {*config.bundle.formats})
 
 
 def _is_whole(known: str, store: Store) -> bool:

@@ -56,20 +56,20 @@ def prepare_program(  # noqa: PLR0913 - the parts of a compilation
     `compute` calls the compiler, `progress` is told of each part, and after the training (`trained`) what it is for.
     Raises ConfigError when the model is another one than that of the stored program.
     """
-    stored = store.facts.get(PROGRAM_FACT)
+    stored = known = store.facts.get(PROGRAM_FACT)
     missing = [engine for engine in config.compiled_engines if engine in engines]
     if stored is not None:
         missing = [engine for engine in missing if engine not in _read(store, json.loads(stored)["program"]).containers]
     if stored is None or missing:
-        before = stored
         progress(f"model {config.model.name} for {', '.join(missing)}{_why(config, missing) if trained else ''}")
-        stored = compute(lambda: _compile(config, store, missing, before, progress))
-        store.facts.put(PROGRAM_FACT, stored)
+        stored = compute(lambda: _compile(config, store, missing, known, progress))
     facts = json.loads(stored)
     data, program = store.blobs.read(facts["program"]), _read(store, facts["program"])
     if len(names := config.bundle.class_names) > program.classes:
         wrong = f"class-names has {len(names)} names, the model {program.classes} classes"
         raise ConfigError(wrong, hint="name each class once, from 0")
+    if stored != known:  # now: of a refused start nothing is kept, and the next one may name another model
+        store.facts.put(PROGRAM_FACT, stored)
 
     def sign(manifest: Manifest) -> Manifest:
         return key.sign_manifest(manifest, config.federation)

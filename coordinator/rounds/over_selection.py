@@ -49,7 +49,7 @@ def needs_all(tasks: Exchange) -> bool:
     return is_test(tasks) or isinstance(tasks, RequireAll)
 
 
-def is_test(tasks: Exchange) -> bool:
+def is_test(tasks: Mapping[ClientId, object]) -> bool:
     """Whether the exchange only evaluates on held-out samples; such an exchange waits for all devices."""
     return any(isinstance(task, Probe) and task.split == "test" for task in tasks.values())
 

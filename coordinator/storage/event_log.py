@@ -54,6 +54,11 @@ class EventStore:
         with self._database.transaction():
             insert_events(self._database, [event])
 
+    def newest(self, kind: str) -> dict[str, Any]:
+        """The last event of this kind, of which there is one."""
+        query = "select line from events where json_extract(line, '$.event') = ? order by id desc limit 1"
+        return dict(json.loads(self._database.rows(query, (kind,))[0][0]))
+
     def lines(self) -> Iterator[str]:
         """The stored events as JSON, oldest first; a part of them is in memory."""
         return (line for _, line in self.numbered())

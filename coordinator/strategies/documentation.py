@@ -42,7 +42,9 @@ COSTS: Mapping[str, RoundCost] = {
     "wecfl": _NEWCOMERS,
     "tkm": _NEWCOMERS,
     "femam": RoundCost(
-        "1", "0; one at the beginning of the last level, a sum of three", "0; 1 in the first two levels"
+        "1",
+        "0; one at the beginning of the last level, a sum of three; K for a newcomer",
+        "0; 1 in the first two levels",
     ),
     "nonfed": RoundCost("1", "0; one at the beginning", "0"),
     "feddane": RoundCost("2", "2", "2"),

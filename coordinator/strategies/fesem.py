@@ -44,7 +44,7 @@ from coordinator.strategies.plans.sum_plan import SORTS, SumPlan, single_updates
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import F64, I64, MAX_MODELS, Array, ClientId, Fit, Flat, Reply, Schema
 
-ROUNDS_BY_LOSS = 3  # with secure: by then the centers of random groups have come apart
+ROUNDS_BY_LOSS = 3  # by then the centers of random groups have come apart
 Clusters = tuple[I64, NDArray[np.bool_]]  # labels [n], and which points count for a center [n]
 
 

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from coordinator.rounds.exchange_rules import OpenExchange
-from coordinator.rounds.over_selection import beside_fits
+from coordinator.rounds.over_selection import beside_fits, is_test
 from coordinator.rounds.silence import LASTING_CODES, count_misses, silent_devices
 from coordinator.rounds.update_validation import AskedStage
 from coordinator.runtime.envelope import Envelope
@@ -62,6 +62,7 @@ class LiveExchange:
         beside = beside_fits(tasks) if wanted is not None else frozenset[ClientId]()
         most = len(prepared) if wanted is None or _is_of_a_sum(tasks) else wanted
         goal = min(most, len(prepared.keys() - gone - beside))
+        self._left_out = set(gone)  # neither the goal nor the quorum waits for them
         self._quorum = partial(_quorum, tasks, context.config.round.quorum, wanted)  # of a goal
         spare, self._pays = _spare(tasks), _pays(tasks)
         silent = silent_devices(context.misses, prepared, spare)
@@ -174,17 +175,21 @@ class LiveExchange:
         self.tick()
 
     def on_revoked(self, names: Collection[ClientId]) -> None:
-        """These devices are not asked any more: neither the goal nor the quorum waits for them."""
+        """These devices are not asked any more."""
         self._receiver.sync()
         self._count()
         gone = [cid for cid in sorted(names) if self.wants(cid)]
-        left = self._rules.asked - (self._context.revoked() - self._rules.accepted.keys())
-        self._rules.goal = min(self._rules.goal, len(left - self._rules.beside))
-        self._rules.quorum = min(self._rules.quorum, self._quorum(self._rules.goal))
+        self._leave_out(self._context.revoked() - self._rules.accepted.keys())
         for cid in gone:
             self._receiver.uploads.end(cid)
             self._refuse(cid, NOT_MEMBER, REVOKED)
         self._go_on()
+
+    def _leave_out(self, cids: Collection[ClientId]) -> None:
+        """Neither the goal nor the quorum waits for these devices any more."""
+        self._left_out.update(cids)
+        self._rules.goal = min(self._rules.goal, len(self._rules.asked - self._left_out - self._rules.beside))
+        self._rules.quorum = min(self._rules.quorum, self._quorum(self._rules.goal))
 
     def on_ready(self, said: Announcement) -> None:
         """A device announces an update of this exchange. Raises Malformed with the code of the error answer."""
@@ -211,7 +216,8 @@ class LiveExchange:
     def on_nack(self, message: Envelope) -> None:
         """A device refuses the task. `unreachable` is asked once more: the blobs may have come meanwhile.
 
-        A refusal of a task that an earlier process sent belongs to an earlier try of the exchange, and does not count.
+        A device without held-out samples is left out of a test. A refusal of a task that an earlier process sent is of
+        an earlier try of the exchange, and does not count.
         """
         cid, nack = message.cid, message.fields
         ours = nack["re"] == self._sent.get(cid) if "run" not in nack else _key_of(nack) == self.key
@@ -223,6 +229,8 @@ class LiveExchange:
         why = f"{nack['code']}: {nack.get('detail', '')}".removesuffix(": ")
         if nack["code"] in LASTING_CODES and self.wants(cid):  # not of a task that was sent again
             self._context.unable.note(cid, self._prepared[cid].kind, why)
+        if nack["code"] == "no_data" and self.wants(cid) and is_test({cid: self._prepared[cid].reply_spec.task}):
+            self._leave_out([cid])
         self._refuse(cid, nack["code"], why)
         self._go_on()
 

@@ -6,8 +6,9 @@
     level 3   p_i  by the device alone, on L_i( f(w) + f(c_k(i)) + f(p) ), w and c fixed
 
 One level is trained at a time, and a level that has been trained stays as it is. A new level's output begins as zero.
-p_i never leaves its device. A center is exported as w + c_k, with a third member that gives zeros, from which a new
-device can train its own.
+A device that no round of the second level asked tells its losses in the last one, takes the center of the least, and
+trains when it is asked again. p_i never leaves its device. A center is exported as w + c_k, with a third member that
+gives zeros, from which a new device can train its own.
 """
 
 from __future__ import annotations
@@ -28,11 +29,12 @@ from coordinator.strategies.additive.members import (
     unmoved,
 )
 from coordinator.strategies.base import Fleet, Round, ServedModels, State
-from coordinator.strategies.common.assignment import serving_center
+from coordinator.strategies.common.assignment import centers_of_newcomers, newcomers, serving_center
 from coordinator.strategies.common.sampling import TaskSeeds
 from coordinator.strategies.common.setting_checks import setting
+from coordinator.strategies.numbered_fleet import reassigned
 from coordinator.strategies.wecfl import WeCFL
-from edge_client.protocol.task import OWN_MODEL, ClientId, Flat, OwnModel, Schema
+from edge_client.protocol.task import OWN_MODEL, ClientId, Fit, Flat, OwnModel, Schema
 
 PERSONAL, SLOT = 1, "personal"  # the member of the sum, and where a device keeps it
 ROUNDS_KEY = "rounds-trained"  # in State.extra
@@ -70,18 +72,13 @@ class FeMAM(WeCFL):
             after = yield from train_groups(layout, state, clustered)
             return before if unmoved(before, after) else after
         cohort, seeds = self.cohort(fleet, rng), TaskSeeds.from_rng(rng)
-        starts = layout.with_trained(state.centers, PERSONAL)
-        yield {
-            c: self.fit(
-                start=OWN_MODEL,
-                init=starts[serving_center(state.assignment, c)],
-                slot=SLOT,
-                upload=False,
-                seed=seeds.of(c),
-            )
-            for c in cohort
+        new, starts = newcomers(cohort, state), layout.with_trained(state.centers, PERSONAL)
+        fits = {
+            c: self._personal(starts[serving_center(state.assignment, c)], seeds.of(c)) for c in cohort if c not in new
         }
-        return state
+        replies = yield {**fits, **{c: self.probe_centers(state, "loss", least=True) for c in new}}
+        chosen = centers_of_newcomers(new, replies)
+        return replace(state, assignment=reassigned(fleet, state.assignment, chosen)) if chosen else state
 
     def predictor(self, state: State, who: ClientId | None) -> ServedModels:
         """The center of the device; with its personal model as soon as that is trained."""
@@ -89,6 +86,9 @@ class FeMAM(WeCFL):
         if who is None or int(state.extra[ROUNDS_KEY]) <= (LEVELS - 1) * self.level_rounds:
             return ((1.0, center),)
         return ((1.0, OwnModel(slot=SLOT, init=center)),)
+
+    def _personal(self, start: Flat, seed: int) -> Fit:
+        return self.fit(start=OWN_MODEL, init=start, slot=SLOT, upload=False, seed=seed)
 
     def _level(self, state: State) -> int:
         """The level of the next round, from 0."""

@@ -8,7 +8,6 @@ The vote is the mean of the models' probabilities, as the paper says; its public
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -18,9 +17,8 @@ from coordinator.strategies.base import Exchange, Fleet, Mixture, Round, State, 
 from coordinator.strategies.baselines.fedavg import FedAvg
 from coordinator.strategies.baselines.fedprox import FedProx
 from coordinator.strategies.common.initial_centers import initial_centers
-from coordinator.strategies.common.label_totals import label_counts
 from coordinator.strategies.common.setting_checks import described
-from edge_client.protocol.task import MAX_MODELS, Array, ClientId, Fit, Flat, Schema
+from edge_client.protocol.task import MAX_MODELS, ClientId, Fit, Flat, Schema
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -47,10 +45,6 @@ class FedAvgPlus(FedAvg):
     def compared_centers(self) -> int:
         """A device is served the mixture of all."""
         return self.runs
-
-    def label_shares(self, state: State) -> Mapping[ClientId, Array]:
-        """Each run is trained by all devices that ever took part."""
-        return {c: np.ones(self.runs) for c in label_counts(state)}
 
     def predictor(self, state: State, who: ClientId | None) -> Mixture:  # noqa: ARG002 - all devices get the same
         return tuple((1.0 / self.runs, center) for center in state.centers)

@@ -11,7 +11,7 @@ import numpy as np
 
 from coordinator.strategies.base import Fleet, ServedModels, ServingOptions, State
 from coordinator.strategies.common.assignment import serving_center
-from coordinator.strategies.common.label_totals import LABEL_PRIORS, label_totals_of
+from coordinator.strategies.common.label_totals import LABEL_PRIORS, label_counts, label_totals_of
 from coordinator.strategies.common.method_value import MethodValue
 from coordinator.strategies.common.sampling import sample_cohort
 from coordinator.strategies.common.server_options import SERVER_DEFAULTS, ServerOptions
@@ -162,7 +162,12 @@ class LocalSgd(MethodValue):
         return {"buffers": BUFFER_SOURCES[self.batch_norm]}
 
     def label_shares(self, state: State) -> Mapping[ClientId, Array]:
-        """Client -> the share [K] of its training samples that each center was trained on; a client may be left out."""
+        """Client -> the share [K] of its training samples that each center was trained on; a client may be left out.
+
+        Where no device is assigned to a center, all that took part have trained each.
+        """
+        if not state.assignment:
+            return dict.fromkeys(label_counts(state), np.ones(len(state.centers)))
         every = np.eye(len(state.centers))
         return {c: every[k] for c, k in state.assignment.items()}
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from abc import ABCMeta
 from collections.abc import Mapping
-from dataclasses import Field, fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from inspect import Signature, get_annotations, signature
 from typing import TYPE_CHECKING, Any
 
 from coordinator.strategies.common.setting_checks import check_kind, plain_number, setting_rows
+from edge_client.errors import ConfigError
 from export.plugins import nearest_name_hint
+
+DECORATOR = "@dataclass(frozen=True, kw_only=True, repr=False)"
 
 
 class _PlainNumbers(ABCMeta):  # so that a class of the user may be an ABC too
@@ -38,7 +41,7 @@ class MethodValue(metaclass=_PlainNumbers):
     def __new__(cls, *args: object, **given: object) -> Any:  # noqa: ANN401 - the class itself, which mypy knows
         """Refuse unknown settings with the nearest one. Raises TypeError, as Python does for a wrong argument.
 
-        Raises ConfigError for a value of another kind than the setting's.
+        Raises ConfigError for a value of another kind than the setting's, and for what `_check_body` refuses.
         """
         known, forgotten = _fields(cls), forgotten_decorator(cls)
         first = [name for name, f in known.items() if f.init and not f.kw_only]
@@ -56,6 +59,7 @@ class MethodValue(metaclass=_PlainNumbers):
                 settings = ", ".join(f"{k}={v!r}" for k, v in value.items()) if isinstance(value, Mapping) else "..."
                 hint = f"write {name}=fc.{type(default).__name__}({settings})"
                 raise TypeError(f"{name} of {cls.__name__} is {type(value).__name__}\n\nhint: {hint}")
+        _check_body(cls, known)
         for name, value in [*zip(first, args, strict=False), *given.items()]:
             kind = known[name].type
             check_kind(name.replace("_", "-"), value, kind.__name__ if isinstance(kind, type) else str(kind))
@@ -73,12 +77,20 @@ class MethodValue(metaclass=_PlainNumbers):
         return f"{type(self).__name__}({', '.join(words)})"
 
 
+def _check_body(cls: type, known: Mapping[str, Field[Any]]) -> None:
+    """Raise ConfigError for a default in the body of a user's class that Python does not take for one."""
+    for name, f in known.items():
+        value = getattr(cls, name, f.default)
+        if f.default is not MISSING and _differs(value, f.default):
+            hint = f"write its type, {name}: {f.type} = {value!r}, and {DECORATOR} above the class"
+            raise ConfigError(f"{name} = {value!r} in {cls.__name__} has no effect: {f.default!r} stays", hint=hint)
+
+
 def forgotten_decorator(cls: type) -> str:
     """What to write above a class of the user that has fields or an `__init__` and is no dataclass of its own."""
     if "__dataclass_fields__" in vars(cls) or not (get_annotations(cls) or "__init__" in vars(cls)):
         return ""
-    above = "@dataclass(frozen=True, kw_only=True, repr=False)"
-    return f"write {above} above class {cls.__name__}: its fields are its settings"
+    return f"write {DECORATOR} above class {cls.__name__}: its fields are its settings"
 
 
 def _fields(value: object) -> Mapping[str, Field[Any]]:

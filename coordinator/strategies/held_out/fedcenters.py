@@ -143,8 +143,8 @@ class FedCenters(LocalSgd):
 
     @property
     def clusters_together(self) -> bool:
-        """k-means compares the devices' updates."""
-        return True
+        """In the trial k-means compares the devices' updates."""
+        return self.trial_rounds > 0
 
     @property
     def compared_centers(self) -> int:

@@ -27,6 +27,7 @@ from coordinator.strategies.common.server_options import ServerOptions
 from coordinator.strategies.common.updates import unpack_by_client
 from coordinator.strategies.fedsoft import FedSoft
 from coordinator.strategies.fesem import FeSEM
+from coordinator.strategies.held_out.fedcenters import FedCenters
 from coordinator.strategies.ifca import IFCA
 from coordinator.strategies.registry import METHODS, Setting, make_method, method_settings
 from edge_client.errors import ConfigError
@@ -300,6 +301,7 @@ def test_private_starts_lie_about_the_common_model_and_not_about_what_was_drawn(
         (IFCA(start="loss", server=NOISY), False),
         (IFCA(start="k-means", server=NOISY), True),
         (CLoVE(server=NOISY), True),  # k-means of the devices' losses
+        (FedCenters(trial_rounds=0, server=NOISY), False),  # which is FedAvg
         (FedSoft(server=NOISY), False),
         (FedSoft(select=2, server=NOISY), True),  # drawn by their shares of all devices' shares
     ],

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coordinator.artifacts.signed_program import prepare_program
+from coordinator.artifacts.signed_program import PROGRAM_FACT, prepare_program
 from coordinator.config_sections import ModelConfig
 from coordinator.identity.signing_key import open_signing_key
 from coordinator.runtime.presence import FleetPresence
@@ -109,3 +109,4 @@ def test_more_names_than_the_model_has_classes_are_refused(store: Store, tmp_pat
     named = config(tmp_path, model=ModelConfig(name="digits-mlp"), class_names=tuple("abcdefghijk"))
     with pytest.raises(ConfigError, match="class-names has 11 names, the model 10 classes"):
         prepare_program(named, store, open_signing_key(tmp_path), ["pt2"])
+    assert store.facts.get(PROGRAM_FACT) is None  # the next start may name another model

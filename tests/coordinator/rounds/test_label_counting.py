@@ -100,6 +100,21 @@ def test_a_center_of_all_devices_serves_each_better_when_it_is_corrected() -> No
     assert corrected.loss.micro < plain.loss.micro  # type: ignore[operator]
 
 
+@pytest.mark.parametrize("case", ["cam warm-up=9", "femam level-rounds=9"])
+def test_a_common_model_before_the_first_groups_is_corrected_as_that_of_fedavg(case: str) -> None:
+    one, other = (world(build(method, {"label-prior": "device"}), skewed_fleet()) for method in (case, "fedavg"))
+    for _ in range(2):
+        reports = [one.round(), other.round()]
+        assert reports[0].loss_per_device == pytest.approx(reports[1].loss_per_device)
+
+
+def test_where_no_device_is_assigned_all_that_took_part_trained_the_center() -> None:
+    """A method of the user's own may leave the assignment out."""
+    counts = {f"{COUNTS_KEY}/a": np.array([5.0, 6.0]), f"{COUNTS_KEY}/b": np.array([1.0, 0.0])}
+    shares = LocalSgd().label_shares(State(centers=np.zeros((1, 1)), extra=counts))
+    assert {who: share.tolist() for who, share in shares.items()} == {"a": [1.0], "b": [1.0]}
+
+
 def test_devices_are_asked_once_and_again_when_their_samples_change() -> None:
     there, asked = played("fedavg", rounds=0), []
     for number in range(3):

@@ -182,6 +182,23 @@ def test_the_catalog_has_the_names_of_the_classes_also_those_of_a_later_start(tm
     assert _class_names(fed) == ("low", "middle", "high")
 
 
+def test_a_later_start_that_names_another_run_publishes_its_centers(tmp_path: Path) -> None:
+    """Settings of what is published may change at each start; the centers of the first run stayed on offer."""
+    fed = Federation.of(tmp_path, runs=(*config(tmp_path).runs, RunConfig(method="fedavg", rounds=1, name="fedavg")))
+    fed.start(4)
+    fed.finish()
+    assert fed.catalog is not None
+    assert len(fed.catalog.centers) == 2
+    for start in range(2):  # and once only
+        fed.world.kill("coordinator.0")
+        fed.config = config(fed.config.folder, runs=fed.config.runs, bundle_run="fedavg")
+        fed.start_coordinator()
+        fed.finish()
+        assert len(fed.catalog.centers) == 1
+        assert [event["run"] for event in fed.events if event["event"] == "bundle"] == ["fesem", "fedavg"], start
+    fed.world.end()
+
+
 def test_more_devices_are_asked_than_wanted_and_those_who_come_too_late_are_stopped(tmp_path: Path) -> None:
     settings = {"local-steps": 2, "fraction-train": 0.5, "batch-size": 8}
     run = RunConfig(method="fedavg", rounds=2, name="fedavg", settings=settings)

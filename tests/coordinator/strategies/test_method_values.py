@@ -177,6 +177,28 @@ def test_a_setting_of_a_class_that_is_no_dataclass_is_told_to_need_one(make: Cal
         make()
 
 
+class UntypedDefault(fc.FedAvg):
+    local_steps = 5
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class UntypedInDataclass(fc.FedAvg):
+    local_steps = 5
+
+
+class UndecoratedDefault(fc.FedAvg):
+    local_steps: int = 5
+
+
+@pytest.mark.parametrize("kind", [UntypedDefault, UntypedInDataclass, UndecoratedDefault])
+def test_a_default_that_python_does_not_take_for_one_is_told_how_to_write_it(kind: type[fc.FedAvg]) -> None:
+    """It trained the 20 steps of the class above, without a word."""
+    with pytest.raises(
+        ConfigError, match=r"(?s)local_steps = 5 in \w+ has no effect: 20 stays.*local_steps: int = 5, and"
+    ):
+        kind()
+
+
 def test_numbers_of_numpy_are_numbers() -> None:
     method = fc.FeSEM(np.int64(4), learning_rate=np.float32(0.5))  # type: ignore[arg-type]
     assert (method.clusters, method.learning_rate) == (4, 0.5)

@@ -5,6 +5,7 @@ It had the quorum of its own devices: where it asked one, that device could end 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -150,3 +151,16 @@ def test_the_quorum_of_a_sum_is_a_share_of_the_wanted_devices_where_more_are_ask
         (3, "show"),
         (5, "shares"),
     ]
+
+
+@pytest.mark.parametrize("without", [2, 4])
+def test_devices_without_held_out_samples_are_missing_in_no_test(tmp_path: Path, without: int) -> None:
+    """A device may have no test.npz; a fleet of such devices ended below the quorum of its first test."""
+    fed = Federation.of(tmp_path, devices=4, teach_newcomers=True)
+    fed.start_coordinator()
+    for number, (cid, local) in enumerate(grouped_fleet(4, 2).items()):
+        fed.start_device(cid, replace(local, test=None) if number < without else local)
+    fed.finish()
+    fed.world.end()
+    assert [len(record["per_device"]) for record in fed.rounds()] == [4 - without] * 2
+    assert [sorted(record["assignment"]) for record in fed.rounds()] == [["d00", "d01", "d02", "d03"]] * 2

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from coordinator.models.members import SumLayout
-from edge_client.protocol.task import Probe
+from coordinator.rounds.metrics import ari
+from coordinator.strategies.additive.femam import PERSONAL
+from edge_client.protocol.task import Fit, Probe
 from tests.support.methods import build, world
 from tests.support.softmax_program import grouped_fleet
 
@@ -21,6 +23,25 @@ def test_a_round_without_replies_takes_none_of_the_rounds_of_a_phase(case: str, 
     assert int(fleet.state.extra[key]) == begun
     fleet.round()
     assert abs(int(fleet.state.extra[key]) - begun) == 1
+
+
+def test_a_device_that_missed_the_level_of_groups_finds_its_group_before_it_trains_its_own_model() -> None:
+    """It would be served the center of most devices, and train its model over that one."""
+    fleet = world(build("femam level-rounds=4", k=3), local := grouped_fleet(9, 3))
+    late = sorted(local)[-3:]  # one of each group
+    for _ in range(8):
+        fleet.round(silent=late)
+    assert not fleet.state.assignment.keys() & set(late)
+    fleet.round()
+    found = fleet.state.assignment
+    assert ari([i % 3 for i in range(9)], [found[c] for c in sorted(local)]) == 1.0
+    fleet.round()
+    layout = SumLayout(fleet.schema, 3)
+    for c in late:
+        task = fleet.exchanges[0][c]
+        assert isinstance(task, Fit)
+        assert task.init is not None
+        np.testing.assert_array_equal(task.init, layout.with_trained(fleet.state.centers[found[c]], PERSONAL))
 
 
 def test_models_that_devices_compare_at_the_start_differ_in_the_member_of_the_group_alone() -> None:
