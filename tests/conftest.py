@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, settings
 
 from coordinator import local_broker as brokers
 from tests.support import ports
+from tests.support.patience import patience
 from tests.support.requirements import IN_CI, skip_without
 
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
@@ -75,6 +76,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.timeout(SLOW_TIMEOUT_S))
         elif given:
             longest[item.path] = max([longest.get(item.path, 0.0), *given.args])
+        if (factor := patience(1)) != 1:
+            limit = item.get_closest_marker("timeout")
+            most_s = float(limit.args[0] if limit else item.config.getini("timeout"))
+            item.add_marker(pytest.mark.timeout(factor * most_s), append=False)
     items.sort(key=lambda item: -longest.get(item.path, 0.0))
 
 

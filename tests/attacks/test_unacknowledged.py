@@ -11,9 +11,10 @@ from edge_client.transport.base import Connected
 from edge_client.transport.clock import SystemClock
 from edge_client.transport.mqtt import MqttTransport
 from tests.edge_client.transport.test_mqtt import listening
+from tests.support.patience import patience
 
 CONNECTED = b"\x20\x03\x00\x00\x00"  # the answer of a broker that speaks MQTT 5
-MOST, PATIENCE_S = 8, 30.0
+MOST, PATIENCE_S = 8, patience(30.0)
 
 
 def test_answers_to_a_broker_that_takes_none_fill_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,8 +19,9 @@ from coordinator.local_broker import Broker, start_broker
 from edge_client.errors import NetworkError, RuntimeMissing, UsageError
 from edge_client.transport.base import Connected, Message, Will
 from edge_client.transport.mqtt import MqttTransport
+from tests.support.patience import patience
 
-PATIENCE_S = 60
+PATIENCE_S = patience(60)
 Event = TypeVar("Event", Connected, Message)
 CONNECT = bytes.fromhex("10 10 00 04 4d 51 54 54 04 02 00 3c 00 04 74 65 73 74".replace(" ", ""))  # 3.1.1, id "test"
 

@@ -30,9 +30,10 @@ from edge_client.protocol.topics import Topics
 from edge_client.transport.base import Message
 from edge_client.transport.mqtt import MqttTransport
 from tests.support import ports
+from tests.support.patience import patience
 from tests.support.virtual_federation import seed_program
 
-PATIENCE_S = 200  # a process that imports torch, on a machine that may be busy
+PATIENCE_S = patience(200)  # a process that imports torch, on a machine that may be busy
 START = "from coordinator.__main__ import start; start()"  # as the console script ends; Python's own end may abort
 RESEND_S = 2  # a message is sent again after that; one that comes twice changes nothing
 

@@ -16,13 +16,14 @@ from coordinator.config_sections import RoundConfig
 from coordinator.rounds.asynchronous.options import check_asynchronous
 from coordinator.strategies.registry import make_method
 from edge_client.errors import ConfigError
+from tests.support.patience import patience
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "run-as-a-service.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", PAGE, flags=re.DOTALL)
 CONFIG, WITHOUT_ROUNDS = (text for kind, text in BLOCKS if kind == "toml")
 COMMANDS = [text.removeprefix("$ ").strip() for kind, text in BLOCKS if kind == "console"]
-PATIENCE_S = 400
+PATIENCE_S = patience(400)
 
 
 def started(command: str, folder: Path) -> subprocess.Popen[str]:

@@ -18,12 +18,13 @@ from coordinator.storage.status import read_status
 from emulator.stop_signals import DeferredSignals
 from emulator.testbed.processes import ChildProcess, ChildProcesses
 from tests.support.browser import PHONE, Open, Visit
+from tests.support.patience import patience
 from tests.support.process_fleet import DEVICES, SETTINGS, FleetScene, jsonl, until
 
 pytestmark = [pytest.mark.broker, pytest.mark.browser]
 ROUNDS = 5
 RUN = {**SETTINGS, "method": "fesem", "num-rounds": ROUNDS}
-PATIENCE_MS = 200_000
+PATIENCE_MS = patience(200_000)
 SECOND_LOOK_MS = 1_500  # some looks of the page at a run that should stand still
 
 

@@ -23,8 +23,9 @@ import pytest
 
 from coordinator.local_broker import find_mosquitto
 from export.bundle.reader import read_bundle
+from tests.support.patience import patience
 
-PATIENCE_S = 400
+PATIENCE_S = patience(400)
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,13 @@ from emulator.stop_signals import DeferredSignals
 from emulator.testbed import testbed_files
 from emulator.testbed.processes import ChildProcesses
 from tests.support import process_fleet
+from tests.support.patience import patience
 from tests.support.process_fleet import FleetScene
 
 LIMIT_MB = 110
 # The WeCFL CNN, batch 32, the whole life of a process: it joins, trains, evaluates, uploads (BENCHMARKS.md).
 LIMITS_MB = {"onnx": 103, "litert": 99}
-DEVICES, ROUNDS, PATIENCE_S = 2, 2, 300.0
+DEVICES, ROUNDS, PATIENCE_S = 2, 2, patience(300.0)
 HEAVY = ("torch", "sklearn", "scipy", "matplotlib", "pandas", "tensorflow", "litert")
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="reads /proc, which only Linux has")

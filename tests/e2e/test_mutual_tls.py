@@ -29,9 +29,10 @@ from edge_client.transport.clock import SystemClock
 from edge_client.transport.mqtt import MqttTransport
 from tests.support import softmax_program, virtual_federation
 from tests.support.guarded_broker import FEDERATION, guarded_broker
+from tests.support.patience import patience
 
 pytestmark = pytest.mark.broker
-PATIENCE_S = 200.0
+PATIENCE_S = patience(200.0)
 NEWCOMER = "d02"
 
 

@@ -25,10 +25,11 @@ from edge_client.transport.mqtt import MqttTransport
 from edge_client.update import launcher
 from edge_client.update.launcher import ReleaseRecord
 from tests.support import virtual_federation
+from tests.support.patience import patience
 
 pytestmark = pytest.mark.broker
 NEWER = "99.0"
-PATIENCE_S = 200.0
+PATIENCE_S = patience(200.0)
 
 
 @pytest.fixture

@@ -34,9 +34,10 @@ from edge_client.run_cli import run_cli
 from edge_client.transport.base import Connected, Message
 from edge_client.transport.folder_lock import lock_folder
 from edge_client.transport.mqtt import MqttTransport
+from tests.support.patience import patience
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 200  # a process starts, on a machine that may be busy
+PATIENCE_S = patience(200)  # a process starts, on a machine that may be busy
 
 
 def write_device(folder: Path, name: str = "dev-1", *, broker: str = "mqtt://127.0.0.1:1", **more: str) -> Path:

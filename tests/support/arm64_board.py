@@ -18,11 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.support.patience import patience
+
 ROOT = Path(__file__).parents[2]
 STORE = ROOT / ".boards"
 SUITE, MIRROR = "bookworm", "http://deb.debian.org/debian"
 QEMU_SUITE = "trixie"
-PATIENCE_S = 1500.0
+PATIENCE_S = patience(1500.0)
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 MAGIC = r"\x7fELF\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x02\x00\xb7\x00"
 MASK = r"\xff\xff\xff\xff\xff\xff\xff\x00\xff\xff\xff\xff\xff\xff\xff\xff\xfe\xff\xff\xff"

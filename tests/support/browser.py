@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import pytest
 
+from tests.support.patience import patience
+
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, ConsoleMessage, Error, Page, Request
 
@@ -33,7 +35,7 @@ FLAGS = (
     "--disable-sync",
 )
 DESKTOP, PHONE = (1280, 900), (390, 844)  # CSS pixels
-PATIENCE_MS = 90_000
+PATIENCE_MS = patience(90_000)
 MIN_CONTRAST = 4.5  # of text, WCAG 2.2 level AA
 MAX_TABS = 200
 _FOCUS = """() => {

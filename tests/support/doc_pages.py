@@ -25,6 +25,7 @@ import numpy as np
 import pytest
 
 from tests.support.page_scripts import PageScripts
+from tests.support.patience import patience
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -32,7 +33,7 @@ FILES = ("python", "toml", "html", "ini")
 WORDS = ("text", "json", "mermaid", "kotlin")  # what a command prints or an app holds, not what a reader types
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 INDENTED = re.compile(r"(?<=\n\n)(?: {4}.+\n)+")
-PATIENCE_S = 200  # a process that imports torch, on a machine that may be busy
+PATIENCE_S = patience(200)  # a process that imports torch, on a machine that may be busy
 TYPED = re.compile(r"\$ |[\w./-]*(?:fedcenters-\w+|pip|podman|docker|python|make|sudo|apt|mosquitto|curl|ssh)(?![\w/])")
 
 

@@ -20,8 +20,10 @@ from typing import Any
 from websockets.sync.client import connect
 from websockets.sync.connection import Connection
 
+from tests.support.patience import patience
+
 NAMES = ("firefox-esr", "firefox")
-PATIENCE_S = 90.0
+PATIENCE_S = patience(90.0)
 MAX_ANSWER_BYTES = 64 << 20
 LISTENS = re.compile(r"WebDriver BiDi listening on (ws://\S+)")
 

@@ -29,11 +29,12 @@ from edge_client.transport import mqtt
 from edge_client.transport.base import Connected
 from edge_client.transport.mqtt import MqttTransport
 from edge_client.transport.tls import Credentials
+from tests.support.patience import patience
 from tests.support.ports import free_port
 
 FEDERATION = "demo"
 HOSTS = ("localhost", "127.0.0.1")
-PATIENCE_S = 60.0
+PATIENCE_S = patience(60.0)
 
 
 def now() -> dt.datetime:

@@ -42,10 +42,11 @@ from edge_client.transport.mqtt import MqttTransport
 from tests.support import softmax_program
 from tests.support.heap_use import HEAP_FILE, note_heap_use
 from tests.support.known_rounding import round_by_known_numbers
+from tests.support.patience import patience
 from tests.support.ports import free_port
 from tests.support.virtual_federation import FEDERATION, TOPICS, Outcome, WideEngine, config, seed_program
 
-PATIENCE_S = 200.0
+PATIENCE_S = patience(200.0)
 DEVICES, ROUNDS = 3, 2
 CHANGES_FILE = "changes.json"
 BALLAST = 30_000  # values: thirty blocks, so that there is a middle

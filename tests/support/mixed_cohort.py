@@ -31,6 +31,7 @@ from coordinator.storage.store import Store
 from edge_client.protocol.task import Flat
 from export.compiler.program import CompilerOutput, compile_program, vector_of
 from tests.support.guarded_broker import run_mosquitto
+from tests.support.patience import patience
 from tests.support.ports import free_port
 from tests.support.virtual_federation import put_program
 
@@ -38,7 +39,7 @@ SOURCE = Path(__file__).parents[1] / "second_client"
 DEBIAN = Path("/usr/share/gocode")  # where apt puts Go libraries
 PACKAGES = "golang-go golang-github-eclipse-paho.mqtt.golang-dev golang-golang-x-crypto-dev"
 COMMANDS = Path(sys.executable).parent
-PATIENCE_S = 600.0  # a run of ten processes on a machine that others use, too
+PATIENCE_S = patience(600.0)  # a run of ten processes on a machine that others use, too
 SIDE = 16  # pixels; the linear model has 2,570 numbers, more than one block of 4,096 bytes
 
 COORDINATOR = """\

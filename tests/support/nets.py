@@ -8,8 +8,9 @@ from itertools import count
 
 from edge_client.transport.base import Connected, Event, Message, Transport, WillSource
 from edge_client.transport.mqtt import MqttTransport
+from tests.support.patience import patience
 
-PATIENCE_S = 60.0
+PATIENCE_S = patience(60.0)
 _settled = count()
 
 

@@ -21,11 +21,12 @@ from coordinator.phone import page_files, routes
 from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.protocol.task import Array
 from tests.support.node import third_party
+from tests.support.patience import patience
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-PATIENCE_MS = 200_000  # a coordinator compiles before, on a machine that may be busy
+PATIENCE_MS = patience(200_000)  # a coordinator compiles before, on a machine that may be busy
 SCALE = 16  # of scikit-learn's digits: ink from 0 to 16
 
 

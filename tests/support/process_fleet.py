@@ -26,10 +26,11 @@ from emulator.testbed import testbed_files as stage
 from emulator.testbed.monitor import FileTail
 from emulator.testbed.processes import ChildProcess, ChildProcesses
 from export.compiler.program import vector_of
+from tests.support.patience import patience
 from tests.support.programs import compiled
 from tests.support.virtual_federation import put_program
 
-PATIENCE_S = 200.0
+PATIENCE_S = patience(200.0)
 SEED, DEVICES, ROUNDS = 7, 6, 10
 SETTINGS: Mapping[str, Any] = {"clusters": 3, "local-steps": 10}
 RUN: Mapping[str, Any] = {**SETTINGS, "method": "fesem", "num-rounds": ROUNDS}

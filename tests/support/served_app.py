@@ -11,8 +11,9 @@ from starlette.types import ASGIApp
 
 from export.serve.listener import ConnectionSlots, open_listener
 from export.serve.uvicorn_settings import TIMEOUT_S, uvicorn_config
+from tests.support.patience import patience
 
-PATIENCE_S = 60.0
+PATIENCE_S = patience(60.0)
 
 
 @contextmanager

@@ -15,9 +15,10 @@ from coordinator.dashboard.event_hub import Hub
 from coordinator.dashboard.server import DashboardServer
 from coordinator.storage.exchange_store import ExchangeKey
 from tests.support.browser import close_pages_of
+from tests.support.patience import patience
 from tests.support.virtual_federation import config
 
-PATIENCE_S = 60.0
+PATIENCE_S = patience(60.0)
 Anything = Any  # what a test passes on
 
 

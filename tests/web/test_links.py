@@ -28,10 +28,11 @@ from edge_client.transport.mqtt import MqttTransport
 from edge_client.transport.tls import Credentials, read_certificate
 from tests.support.browser import PHONE, Open
 from tests.support.guarded_broker import FEDERATION, HOSTS, now, run_mosquitto
+from tests.support.patience import patience
 from tests.support.phone_page import served, text
 from tests.support.ports import free_port
 
-PATIENCE_S = 60.0
+PATIENCE_S = patience(60.0)
 PHONE_ID = "web-0000"
 ROOT = f"fc/v1/{FEDERATION}"
 

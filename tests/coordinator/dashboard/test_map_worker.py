@@ -10,9 +10,10 @@ import pytest
 
 from coordinator.dashboard.map_worker import MapWorker, map_of_round
 from coordinator.storage.run_reader import device_models
+from tests.support.patience import patience
 from tests.support.virtual_federation import Federation
 
-PATIENCE_S = 30.0
+PATIENCE_S = patience(30.0)
 NEITHER = {"map": None, "missing": None}
 
 

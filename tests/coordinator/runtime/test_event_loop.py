@@ -16,10 +16,11 @@ from edge_client.protocol.blocks import HEADER
 from edge_client.transport.base import Disconnected
 from edge_client.transport.mqtt import MqttTransport
 from tests.support.guarded_broker import run_mosquitto
+from tests.support.patience import patience
 from tests.support.ports import free_port
 from tests.support.virtual_federation import FEDERATION, TOPICS, Federation, Spy
 
-PATIENCE_S = 60
+PATIENCE_S = patience(60)
 OUTAGE_S = 1_000.0
 
 

@@ -15,9 +15,10 @@ import pytest
 from coordinator.storage import experiment_trackers
 from coordinator.storage.experiment_trackers import Tracker, numeric_fields, open_trackers
 from edge_client.errors import ConfigError, NetworkError
+from tests.support.patience import patience
 from tests.support.ports import free_port
 
-PATIENCE_S = 60
+PATIENCE_S = patience(60)
 
 
 def round_event(number: int, accuracy: float) -> dict[str, Any]:

@@ -22,8 +22,9 @@ from edge_client.transport.base import Connected, Disconnected
 from edge_client.transport.mqtt import MqttTransport, PahoSession, parse_url
 from edge_client.transport.tls import Credentials
 from tests.support.guarded_broker import guarded_broker, provision_federation
+from tests.support.patience import patience
 
-PATIENCE_S = 60.0
+PATIENCE_S = patience(60.0)
 
 
 @contextmanager

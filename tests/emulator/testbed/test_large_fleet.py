@@ -30,9 +30,10 @@ from emulator.testbed.event_loop import ClientEventLoop
 from emulator.testbed.large_fleet import ClientProcess, FleetArgs, SharedEngines, run_fleet
 from tests.support import softmax_program
 from tests.support.guarded_broker import FEDERATION, guarded_broker, provision_federation, try_connect
+from tests.support.patience import patience
 from tests.support.virtual_federation import WideEngine, seed_program
 
-PATIENCE_S = 90.0
+PATIENCE_S = patience(90.0)
 CERTIFICATE = {"certificate": "crt", "key": "key"}  # setting: the end of the coordinator's file
 
 

@@ -27,8 +27,9 @@ from emulator.reports import comparison
 from emulator.simulate import simulate_json
 from emulator.testbed import simulate_over_mqtt as over_mqtt
 from emulator.testbed.simulate_over_mqtt import VIRTUAL_ONLY, federation_name
+from tests.support.patience import patience
 
-PATIENCE_S = 400
+PATIENCE_S = patience(400)
 ROOT = Path(__file__).resolve().parents[3]
 QUESTION = ("--data-set", "digits", "--devices", "4", "--rounds", "2", "-c", "local-steps=2", "--engine", "onnx")
 

@@ -22,6 +22,7 @@ from emulator.testbed.monitor import FileTail
 from emulator.testbed.processes import ChildProcess
 from emulator.testbed.simulate_over_mqtt import federation_name
 from emulator.testbed.testbed import run_testbed
+from tests.support.patience import patience
 
 PROGRAM = """
 import os, signal, sys, time
@@ -36,7 +37,7 @@ INTERRUPTS = PROGRAM.format(handler="lambda *_: os.kill(os.getppid(), signal.SIG
 LEAVES = PROGRAM.format(
     handler="lambda *_: signal.signal(signal.SIGTERM, lambda *_: os._exit(3)) and time.sleep(0.5) or sys.exit(0)"
 )
-PATIENCE_S = 200.0
+PATIENCE_S = patience(200.0)
 
 
 def started(it: testbed.Testbed, name: str, program: str) -> ChildProcess:

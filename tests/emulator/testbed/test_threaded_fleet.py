@@ -14,9 +14,10 @@ from coordinator.local_broker import Broker
 from edge_client.data.dataset import Dataset, DeviceData
 from emulator.data import registry
 from emulator.testbed import testbed_files
+from tests.support.patience import patience
 
 WORKER = (sys.executable, "-m", "emulator.testbed.threaded_fleet")
-PATIENCE_S = 200
+PATIENCE_S = patience(200)
 
 
 def device(folder: Path, broker: str) -> str:
