@@ -178,7 +178,7 @@ def test_a_device_that_is_missing_is_told_also_beside_test_data(who: list[Any]) 
     train, known = frame(slice(0, 20)).assign(who="u"), frame(slice(20, 40)).assign(who="u")
     strange = known.assign(who=who * 10)
     for data, test in ((train, strange), (strange, known)):
-        with pytest.raises(FedcentersError, match="10 samples have no value of by|by holds int and str"):
+        with pytest.raises(FedcentersError, match=r"10 samples have no value of by|by holds int and str"):
             fc.fleet(data, by="who", test=test)
 
 
