@@ -42,7 +42,7 @@ def test_a_fleet_without_a_seed_warns_where_it_shows_other_samples_than_a_run_ha
     assert [record.message for record in caplog.records] == [fleets.OTHER_CUT] * 2  # once for each fleet
 
 
-class Elsewhere(dict[int, Any]):
+class CutsOfAnotherThread(dict[int, Any]):
     """The cuts that a fleet keeps, of which another thread, that cuts by another seed, leaves none."""
 
     def __setitem__(self, seed: int, found: object) -> None:
@@ -51,5 +51,5 @@ class Elsewhere(dict[int, Any]):
 
 def test_a_cut_is_given_also_where_another_thread_has_cut_meanwhile() -> None:
     fleet = fc.fleet((np.eye(8), np.arange(8) % 2), devices=2)
-    object.__setattr__(fleet, "_cuts", Elsewhere())
+    object.__setattr__(fleet, "_cuts", CutsOfAnotherThread())
     assert list(fleet.cut(3).devices) == ["device-00", "device-01"]
