@@ -214,7 +214,7 @@ def draw_trials(result: Mapping[str, Any]) -> Figure:
 
     from emulator.reports import plots
 
-    rows, chosen = result["trials"], result["recommended"]
+    rows, chosen = sorted(result["trials"], key=lambda row: row["clusters"]), result["recommended"]
     ks = [row["clusters"] for row in rows]
 
     def panel(key: str, title: str, mark: int) -> Callable[[Any], None]:

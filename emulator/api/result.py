@@ -315,7 +315,7 @@ class Result:
         from export.bundle.reader import check_replaceable, read_bundle
         from export.bundle.writer import BundleOptions, engines_of
 
-        formats, quantize = ((one,) if isinstance(one, str) else one for one in (formats, quantize))
+        formats, quantize = ((one,) if isinstance(one, str) else tuple(one) for one in (formats, quantize))
         options = BundleOptions(formats=formats, schemes=quantize, stacked=stacked)
         last, name = self._last, self.args.method
         engines, compared = engines_of(formats), MAX_COMPARED_SAMPLES if samples else 0

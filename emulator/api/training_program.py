@@ -245,7 +245,7 @@ def compile(  # noqa: A001, PLR0913 - `fc.compile`, and what a loss needs
         raise UsageError(
             "targets are a list, and no shape", hint="give a batch of them as one array: np.array(targets)"
         )
-    engines = (engines,) if isinstance(engines, str) else engines
+    engines = (engines,) if isinstance(engines, str) else tuple(engines)  # a generator is read once
     name = type(module).__name__
     with show_work(f"compiling {name}", shown=progress) as busy, refusing_errors_of(name):
         made = compile_program(

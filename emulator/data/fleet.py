@@ -97,19 +97,19 @@ class Fleet(Mapping[ClientId, DeviceData]):
     def cut(self, seed: int = 0) -> FleetData:
         """The samples of every device in a run with this seed; the last cut is kept. Raises UsageError, ConfigError."""
         seed = seed if self.seed is None else self.seed
-        if seed not in self._cuts:
+        found = self._cuts.get(seed)  # another thread may cut by another seed meanwhile
+        if found is None:
             found = self.scheme.split(self.read(seed), devices=self.count, seed=seed)
             if not isinstance(found, FleetData):
                 told = f"{type(self.scheme).__name__}.split returned {type(found).__name__}"
                 raise UsageError(told, hint="return make_fleet_data(data, PartitionIndices(train=rows), rng)")
             if not found.devices:
                 raise ConfigError("no device has enough samples", hint="give each at least two: to train and to test")
-            self._cuts.clear()
             called = {name: value for value, name in self.given.items() if value != name}
-            self._cuts[seed] = replace(
-                found, classes=self.classes, columns=self.columns, called=called, pixels=self.pixels
-            )
-        return self._cuts[seed]
+            found = replace(found, classes=self.classes, columns=self.columns, called=called, pixels=self.pixels)
+            self._cuts.clear()
+            self._cuts[seed] = found
+        return found
 
     def cut_for_run(self, seed: int) -> FleetData:
         """See `cut`. Warns where the user has seen other samples of this fleet than those of the run."""

@@ -19,7 +19,7 @@ from edge_client.errors import ConfigError
 from edge_client.protocol.program import IGNORED
 from edge_client.protocol.task import I64, Array, ClientId
 from emulator.data import registry
-from emulator.data.loaders.samples import TRAIN_SHARE, DataSet, RawSamples
+from emulator.data.loaders.samples import DataSet, RawSamples
 
 MAX_NAME = 64  # characters of a device's name in a topic
 REFERENCE_SAMPLES = 16  # samples kept from every device, to compare exported files with torch
@@ -128,28 +128,29 @@ def label_permutation_groups(data: DataSet, *, devices: int, groups: int, seed: 
     """Device i belongs to group i mod `groups`; each group writes the classes in its own permutation.
 
     No two groups give a class the same label, so a model that fits one group is wrong for every other. Every device
-    gets the same number of samples, up to one, and keeps a fifth of them for testing.
+    gets the same number of samples, up to one; without a test part it trains on `train_share` of them.
     """
-    whole = data.joined().train
-    _check(len(whole), data.classes, devices=devices, new=new, groups=groups)
+    held = None if data.test is None else len(data.test)
+    _check(len(data.train), held, data.classes, devices=devices, new=new, groups=groups)
     rng = np.random.Generator(np.random.PCG64(seed))
-    order = rng.permutation(len(whole))
+    order = rng.permutation(len(data.train))
     written = latin_square(data.classes, groups, rng)
     names = [f"device-{i:02d}" for i in range(devices)] + [f"new-{i}" for i in range(new)]
     group = {name: (i if i < devices else i - devices) % groups for i, name in enumerate(names)}
-    parts = np.array_split(order[REFERENCE_SAMPLES:], len(names))
-    at = [round(TRAIN_SHARE * len(part)) for part in parts]
-    cut = PartitionIndices(
-        train=[part[:n] for part, n in zip(parts, at, strict=True)],
-        test=[part[n:] for part, n in zip(parts, at, strict=True)],
-        written=written[[group[name] for name in names]],
-    )
-    local = dict(zip(names, _devices(data.joined(), cut, rng), strict=True))
+    train = np.array_split(order[REFERENCE_SAMPLES:], len(names))
+    if held is None:
+        at = [_trained(data.train_share, len(part)) for part in train]
+        test = [part[n:] for part, n in zip(train, at, strict=True)]
+        train = [part[:n] for part, n in zip(train, at, strict=True)]
+    else:
+        test = np.array_split(rng.permutation(held), len(names))
+    cut = PartitionIndices(train=train, test=test, written=written[[group[name] for name in names]])
+    local = dict(zip(names, _devices(data, cut, rng), strict=True))
     return FleetData(
         devices={name: local[name] for name in names[:devices]},
         new_devices={name: local[name] for name in names[devices:]},
         groups=group,
-        reference=data.ready(whole.x[order[:REFERENCE_SAMPLES]]),
+        reference=data.ready(data.train.x[order[:REFERENCE_SAMPLES]]),
     )
 
 
@@ -176,8 +177,13 @@ def _devices(data: DataSet, cut: PartitionIndices, rng: np.random.Generator) -> 
 def _dealt(rows: I64, share: float, rng: np.random.Generator) -> tuple[I64, I64]:
     """`rows` in two random parts, each sorted; each has at least one, if there are two: else the second."""
     shuffled = rng.permutation(rows)
-    at = min(max(round(share * len(shuffled)), 1), len(shuffled) - 1)
+    at = _trained(share, len(shuffled))
     return np.sort(shuffled[:at]), np.sort(shuffled[at:])
+
+
+def _trained(share: float, n: int) -> int:
+    """How many of n samples train where a `share` shall: each part has at least one, if there are two."""
+    return min(max(round(share * n), 1), n - 1)
 
 
 def _as_devices_see(data: DataSet, part: RawSamples, rows: Sequence[I64], cut: PartitionIndices) -> list[Dataset]:
@@ -206,7 +212,8 @@ def _distinct(arrays: Sequence[I64]) -> tuple[list[int], list[int]]:
     return firsts, which
 
 
-def _check(n: int, classes: int, *, devices: int, new: int, groups: int) -> None:
+def _check(n: int, held: int | None, classes: int, *, devices: int, new: int, groups: int) -> None:
+    """`held`: samples of the test part, where there is one."""
     if devices < 1 or new < 0:
         raise ConfigError(f"{devices} devices and {new} new ones", hint="use at least one device")
     if not 1 <= groups <= min(classes, devices):
@@ -214,5 +221,6 @@ def _check(n: int, classes: int, *, devices: int, new: int, groups: int) -> None
             f"{groups} groups of {devices} devices over {classes} classes",
             hint=f"use 1 to {min(classes, devices)} groups: each needs a device and a permutation of its own",
         )
-    if (n - REFERENCE_SAMPLES) // (devices + new) < 2:  # noqa: PLR2004 - one to train, one to test
-        raise ConfigError(f"{n} samples are too few for {devices + new} devices", hint="use fewer devices")
+    if min(n - REFERENCE_SAMPLES, n if held is None else 2 * held) < 2 * (devices + new):  # one to train, one to test
+        tests = "" if held is None else f" and {held} to test"
+        raise ConfigError(f"{n} samples{tests} are too few for {devices + new} devices", hint="use fewer devices")

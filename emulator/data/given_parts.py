@@ -43,6 +43,8 @@ class GivenParts:
         train, test = [self._index(i, data.train, 0) for i in range(len(self.parts))], None
         if paired == {True}:
             test = [self._index(i, data.test or data.train, 1) for i in range(len(self.parts))]
+            if data.test is None:
+                _warn_of_trained(np.concatenate(train), np.concatenate(test))
         else:
             _warn_of_repeats(np.concatenate(train))
         groups = one_domain_each(data, train)
@@ -79,6 +81,18 @@ def _warn_of_repeats(given: I64) -> None:
             "%s samples of the partition are listed again, so what tests may also train: list each once, or give "
             "(to train, to test) pairs",
             repeated,
+        )
+
+
+def _warn_of_trained(train: I64, test: I64) -> None:
+    """Tell of samples that test one device and train another, as those of cross-validation do."""
+    tested = np.unique(test)
+    if trained := int(np.isin(tested, train).sum()):
+        log.warning(
+            "%s of %s samples that test also train, if on another device: the accuracy says little of new samples. Let "
+            "no device train on them",
+            trained,
+            len(tested),
         )
 
 

@@ -16,7 +16,7 @@ from edge_client.errors import ConfigError
 from edge_client.protocol.task import F64, I64, Array
 from emulator.data.fleet_split import FleetData, PartitionIndices, make_fleet_data, rotate_images
 from emulator.data.loaders.samples import DataSet, RawSamples, concatenate
-from emulator.data.scheme_checks import check_kinds
+from emulator.data.scheme_checks import check_devices, check_kinds
 
 SHARE_KINDS = ("10-90", "30-70", "linear", "random")
 HOLDOUT_SAMPLES = 20_000  # drawn of each distribution with classes
@@ -46,6 +46,7 @@ class Mixtures:
 
     def split(self, data: DataSet, *, devices: int, seed: int) -> FleetData:
         """A fleet of `devices` and the hold-outs "domain 0", "domain 1", ...; a device's group is its largest share."""
+        check_devices(devices)
         rng = np.random.Generator(np.random.PCG64(seed))
         data = _with_domains(data, self.turns)
         parts = [part for part in (data.train, data.test) if part is not None]
@@ -70,8 +71,8 @@ class Mixtures:
 def mixture_shares(kind: str, devices: int, domains: int, rng: np.random.Generator) -> F64:
     """[devices, domains], rows sum to 1."""
     check_choice("shares", kind, SHARE_KINDS)
-    if devices < 1 or domains < 2:  # noqa: PLR2004 - a mixture
-        raise ConfigError(f"{devices} devices and {domains} domains", hint="mix at least two; turns=2 makes some")
+    if domains < 2:  # noqa: PLR2004 - a mixture
+        raise ConfigError(f"a mixture of {domains} domain", hint="mix at least two; turns=2 makes some")
     if kind == "random":
         points = np.sort(rng.random((devices, domains - 1)), axis=1)
         return np.diff(points, axis=1, prepend=0.0, append=1.0)

@@ -87,8 +87,8 @@ class Shards:
 class Continuous:
     """Samples in the order of a column are cut into equal parts; noise in place of the order makes devices more alike.
 
-    The column is the one by which the fleet was asked for (its users), else the label or the first target. The key of
-    the order is strictness z + (1 - strictness) noise: z is the standardised column, the noise is standard normal.
+    The column is the user's number where the data set has users, else the label or the first target. The key of the
+    order is strictness z + (1 - strictness) noise: z is the standardised column, the noise is standard normal.
     Strictness 1 sorts, 0 shuffles.
     """
 

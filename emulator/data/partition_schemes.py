@@ -55,7 +55,7 @@ class Iid:
 class SharesOfClasses(ABC):
     """Devices get shares of every class, which are drawn until each device has enough samples."""
 
-    least: int = 10  # training samples that every device must get
+    least: int = 10  # samples of the training part that every device must get
     paper_quirks: bool = False
 
     def __post_init__(self) -> None:
@@ -88,9 +88,11 @@ class SharesOfClasses(ABC):
         held = np.unique(np.concatenate([np.unique(y) for y in parts]))
         draw = partial(self.draw, devices, held, rng)
         if self.paper_quirks:
-            return make_fleet_data(data, wecfl_compat.cut_like_wecfl(data, draw, member, rng), rng)
+            cut = wecfl_compat.cut_like_wecfl(data, draw, member, rng)
+            return make_fleet_data(data, self.seen_by_devices(cut, classes, rng), rng)
         train = np.bincount(data.train.y, minlength=classes)
         test = None if data.test is None else np.bincount(data.test.y, minlength=classes)
+        tested = "" if test is None else " to train and one to test"
 
         def fits(p: F64) -> bool:
             enough = (share_matrices.dealt_sizes(p, train) >= max(2, self.least)).all() and np.allclose(
@@ -101,7 +103,7 @@ class SharesOfClasses(ABC):
         p = share_matrices.draw_until(
             draw,
             fits,
-            what=f"every class a device, and every device {self.least} samples to train and one to test",
+            what=f"every class a device, and every device {max(2, self.least)} samples{tested}",
             hint="use fewer devices, a smaller `least`, or a larger alpha",
         )
         dealt = share_matrices.deal_by_shares(data.train.y, p, rng)
@@ -151,9 +153,8 @@ class Shifts(Dirichlet):
 
     def seen_by_devices(self, cut: PartitionIndices, classes: int, rng: np.random.Generator) -> PartitionIndices:
         _within(self.groups, classes, "groups")
-        member = self.groups_of(len(cut.train))
-        turns = np.arange(len(member)) // self.groups % self.turns
-        return replace(cut, turns=turns, written=latin_square(classes, self.groups, rng)[member])
+        turns = np.arange(len(cut.train)) // self.groups % self.turns
+        return replace(cut, turns=turns, written=latin_square(classes, self.groups, rng)[cut.groups])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -362,8 +363,9 @@ def _members(devices: int, groups: int) -> I64:
 
 
 def _evenly(data: DataSet, devices: int, rng: np.random.Generator) -> PartitionIndices:
+    check_devices(devices)
     parts = [part for part in (data.train, data.test) if part is not None]
-    if not 1 <= devices <= min(map(len, parts)) // 2:
+    if devices > min(map(len, parts)) // 2:
         tests = f" and {len(parts[1])} to test" if len(parts) > 1 else ""
         told = f"{devices} devices for {len(parts[0])} samples{tests}, two of each for a device"
         raise ConfigError(told, hint="use fewer devices")

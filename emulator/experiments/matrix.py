@@ -1,7 +1,8 @@
 """A plan as a table with a line for each column of data and a column for each method, and one that judges a method.
 
 The row `judged` is compared with the best other row of the same data, which is chosen after the fact by the mean of the
-paired differences: this can only make the judged method look worse. The interval is Student's, 95 %.
+paired differences: this can only make the judged method look worse. The interval is Student's, 95 %. Of an error the
+best is the least.
 """
 
 from __future__ import annotations
@@ -48,13 +49,14 @@ def render_matrix(
     for name, cells in by_column.items():
         found = {cell.row.name: seed_figures(results(cell), plan.metrics[0]) for cell in cells}
         shown = [_figure(list(found[row].values())) for row in rows]
-        lines.append([name, *shown, against_best(found, plan.judged), _seeds(list(found.values()))])
+        judged = against_best(found, plan.judged, lower_is_better=MEASURES[plan.metrics[0]].lower_is_better)
+        lines.append([name, *shown, judged, _seeds(list(found.values()))])
     several = any(len(results(cell)) > 1 for cell in cells_shown)
     said = [*told_reasons(reasons), *told_figures(plan.metrics, several=several)]
     return section(plan, command, head, lines, said)
 
 
-def against_best(found: Figures, judged: str) -> str:
+def against_best(found: Figures, judged: str, *, lower_is_better: bool = False) -> str:
     """The difference of the judged row to the best of the others; "" without one.
 
     A row that lacks seeds may be the best: with three or more it is judged on those, and their number is told.
@@ -65,7 +67,8 @@ def against_best(found: Figures, judged: str) -> str:
     if not judging:
         return ""
     differences = {row: paired_difference(ours, found[row]) for row in found if row in judging}
-    best = min(differences, key=lambda row: math.inf if math.isnan(differences[row][0]) else differences[row][0])
+    sign = -1 if lower_is_better else 1
+    best = min(differences, key=lambda row: math.inf if math.isnan(differences[row][0]) else sign * differences[row][0])
     mean, half, seeds = differences[best]
     some = "" if seeds == len(ours) else f", {seeds} seeds"
     return f"{signed(mean)}{plus_minus(half)} ({best}{some})"

@@ -102,7 +102,6 @@ def run_pictures(run: RunFolder) -> dict[str, PanelRow | str]:
 def _shares_pictures(run: RunFolder) -> dict[str, PanelRow | str]:
     groups = {who: held["group"] for who, held in run.fleet.items()}
     known = {who: group for who, group in groups.items() if group is not None}
-    labels = {who: held["labels"] for who, held in run.fleet.items()}
     curves = {
         **{f"accuracy, {kind}": [event["accuracy"][kind] for event in run.rounds] for kind in ("micro", "macro")},
         **{
@@ -116,9 +115,7 @@ def _shares_pictures(run: RunFolder) -> dict[str, PanelRow | str]:
     title = f"{display_names.method_label(run.method)} on held-out samples"
     tall = max(4.0, 0.17 * min(len(run.fleet), 120))
     return {
-        "labels": PanelRow(
-            width=11, height=3.8, panels=[lambda axes: plots.draw_labels(axes, labels, groups, run.classes)]
-        ),
+        "labels": PanelRow(width=11, height=3.8, panels=[partial(_draw_labels, run)]),
         "curves": PanelRow(width=7, height=4, panels=[lambda axes: plots.draw_curves(axes, curves, title=title)])
         if curves
         else "no round has an accuracy; targets that are no classes have none",
@@ -126,6 +123,13 @@ def _shares_pictures(run: RunFolder) -> dict[str, PanelRow | str]:
         if any(history)
         else f"{display_names.method_label(run.method)} gives no device a center",
     }
+
+
+def _draw_labels(run: RunFolder, axes: Axes) -> None:
+    labels, groups = ({who: held[key] for who, held in run.fleet.items()} for key in ("labels", "group"))
+    plots.draw_labels(axes, labels, groups, run.classes)
+    if any(sum(held["labels"]) != held.get("samples", sum(held["labels"])) for held in run.fleet.values()):
+        axes.set(title="Training labels of each device", ylabel="labels")  # a sample has several, as of tokens
 
 
 def _centers_cosines(run: RunFolder) -> PanelRow | str:

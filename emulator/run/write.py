@@ -64,7 +64,8 @@ def describe_fleet(split: FleetData, schema: Schema, marks: Marks) -> Record:
     for who, local in sorted(split.devices.items()):
         labels = label_counts(local.train.y).tolist()  # of positions, where a sample has several
         devices[who] = {"group": split.groups.get(who), "samples": len(local.train), "labels": labels}
-        if isinstance(called := split.called.get(who), (str, int, float)):
+        called = split.called.get(who)
+        if isinstance(called := called.item() if isinstance(called, np.generic) else called, (str, int, float)):
             devices[who]["called"] = called
     names = {"classes": list(split.classes), "columns": list(split.columns), "pixels": split.pixels}
     return {

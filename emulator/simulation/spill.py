@@ -8,12 +8,12 @@ TMPDIR is the folder of the files; a folder in memory saves nothing.
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
-from threading import Lock
 from typing import IO, Any, overload
 
 import numpy as np
@@ -112,23 +112,23 @@ class _Place:
 class SpilledRecords(Sequence[RoundRecord]):
     """JSON objects that are appended to a file and parsed at each access, so that a run of any length fits.
 
-    One thread appends; others may read meanwhile.
+    One thread appends; others may read meanwhile, as may processes that are forked from this one, which have the place
+    in the file in common: a line is read by its own place.
     """
 
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile(prefix="fedcenters-")  # noqa: SIM115 - lives as long as this
         weakref.finalize(self, self._file.close)
         self._starts = [0]
-        self._one_at_a_time = Lock()  # a place in the file, and what is read or written there
         self._whole: SpilledRecords | None = None
 
     def append(self, record: RoundRecord) -> None:
         """Write a record. It must consist of JSON types, so that reading gives an equal object."""
         line = json.dumps(record).encode()
-        with self._one_at_a_time:
-            self._file.seek(self._starts[-1])
-            self._file.write(line)
-            self._starts.append(self._starts[-1] + len(line))
+        self._file.seek(self._starts[-1])
+        self._file.write(line)
+        self._file.flush()
+        self._starts.append(self._starts[-1] + len(line))
 
     def __len__(self) -> int:
         return len(self._starts) - 1
@@ -145,10 +145,7 @@ class SpilledRecords(Sequence[RoundRecord]):
             return [self[i] for i in range(len(self))[index]]
         number = range(len(self))[index]
         start, end = self._starts[number : number + 2]
-        with self._one_at_a_time:
-            self._file.seek(start)
-            line = self._file.read(end - start)
-        record: RoundRecord = json.loads(line)
+        record: RoundRecord = json.loads(os.pread(self._file.fileno(), end - start, start))
         return record
 
     def __eq__(self, other: object) -> bool:

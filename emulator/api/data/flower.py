@@ -17,7 +17,7 @@ from emulator.api.data.columns import LABEL_COLUMNS
 from emulator.data.fleet_split import FleetData
 from emulator.data.given_parts import GivenParts
 from emulator.data.loaders.samples import DataSet, RawSamples
-from emulator.data.partition_schemes import LabelPermutations, PartitionScheme, Rotations
+from emulator.data.partition_schemes import LabelPermutations, PartitionScheme, Rotations, Shifts
 
 ROW = "row of the data set"
 
@@ -66,7 +66,7 @@ def for_flower(
         theirs = for_flower(fc.partitions.ClusterDirichlet(groups=4), devices=100)
         FederatedDataset(dataset="mnist", partitioners={"train": theirs}).load_partition(0)
     """
-    if isinstance(scheme, (Rotations, LabelPermutations)):
+    if isinstance(scheme, (Rotations, LabelPermutations, Shifts)):
         raise UsageError(f"{scheme!r} changes samples or labels", hint="Flower's partitions only share samples")
     try:
         from flwr_datasets.partitioner import Partitioner

@@ -31,8 +31,7 @@ BY_CLASS = (
     "fc.fleet({home.name: torchvision.datasets.ImageFolder(home) for home in Path(folder).iterdir()})"
 )
 OTHER_CLASSES = (
-    "class %s is %s in the data of %s, and %s in those of %s. Give each ImageFolder a folder of every class, and "
-    "allow_empty=True"
+    "class %s is %s in %s, and %s in %s. Give each ImageFolder a folder of every class, and allow_empty=True"
 )
 
 
@@ -46,7 +45,7 @@ def columns_of_each(
     if strange := [who for who in tests if who not in data]:
         told = f"there are test samples of {strange[0]!r}, which has no training samples"
         raise UsageError(told, hint="name the same devices in both dicts")
-    _warn_of_other_classes([*data.items(), *tests.items()])
+    warn_of_other_classes((f"the data of {who}", one) for who, one in [*data.items(), *tests.items()])
     held: list[tuple[str, Columns]] = []
     parts: dict[Any, Any] = {}
     end = 0
@@ -78,7 +77,7 @@ def tell_left_out(devices: Sequence[Any], among: int, why: str) -> None:
     log.warning("%s of %s devices %s and are left out: %s", len(devices), among, why, first_of(devices, SHOWN))
 
 
-def _warn_of_other_classes(data: Iterable[tuple[str, Any]]) -> None:
+def warn_of_other_classes(data: Iterable[tuple[str, Any]]) -> None:
     """Say that one number is several classes, as of torchvision's data sets of folders where a class has no folder."""
     known = dict[Any, tuple[str, str]]()
     for who, one in data:

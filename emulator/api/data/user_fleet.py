@@ -23,7 +23,14 @@ from emulator.api.data.kinds import (
     look_like_classes,
     warn_of_shared,
 )
-from emulator.api.data.of_devices import LEAST, columns_of_each, device_folders, joined_with, tell_left_out
+from emulator.api.data.of_devices import (
+    LEAST,
+    columns_of_each,
+    device_folders,
+    joined_with,
+    tell_left_out,
+    warn_of_other_classes,
+)
 from emulator.api.data.partitions import as_scheme
 from emulator.api.data.reading import read_columns
 from emulator.api.data.unread import DEVICES_TESTS, MAKE_NUMBERS, check_devices, check_order, is_frame
@@ -108,6 +115,8 @@ def fleet(  # noqa: PLR0913 - each is a part of the question
     else:
         columns, tables = read_columns(_without_groups(data, x, groups, y, by), x=x, y=y, by=by), [data]
     held, share = _test_columns(test, columns, x=x, y=y, by=by, parts=parts)
+    if held is not None:
+        warn_of_other_classes([("the training data", data), ("the test data", test)])
     if told := ", ".join(f"{name} ({kind})" for name, kind in columns.left_out.items()):
         log.warning("left out of x: %s. Name what x is, x=[...], or make them numbers: %s", told, MAKE_NUMBERS)
     if saved := [name for name in columns.names if name.startswith("Unnamed: ")]:  # as pandas calls it
@@ -202,6 +211,12 @@ def _test_columns(
         )
     held = read_columns(test, x=list(train.names) or x, y=y, by=by)
     check_kinds("the test data", held, "the training data", train)
+    if held.classes and train.classes and held.classes != train.classes:
+        told = f"the test data have the classes {', '.join(held.classes)}, the training data {', '.join(train.classes)}"
+        raise ConfigError(told, hint="give both the same names in the same order, as test.cast_column does")
+    for part in (train, held):
+        if part.by is not None:
+            _distinct("by", part.by)
     if held.by is not None and train.by is not None and (strange := np.setdiff1d(held.by, train.by)).size:
         told = f"{strange.size} values of {by!r} are only in the test data, as {strange[0]!r}"
         raise ConfigError(told, hint="give these devices training samples, or leave them out")

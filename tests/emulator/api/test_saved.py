@@ -116,6 +116,9 @@ def test_a_folder_answers_without_the_module_and_without_the_data(result: fc.Res
 def test_a_device_is_predicted_for_by_the_number_that_the_user_calls_it(tmp_path: Path) -> None:
     data = frame().assign(who=np.repeat([7, 8, 9, 10], 40))
     made = fc.fleet(data, by="who")
+    by_number = fc.fleet({np.int64(k): (x, np.arange(20) % 2) for k, x in enumerate(np.ones((3, 20, 4)))})
+    again = fc.load(fc.simulate(fc.FedAvg(local_steps=1), fleet=by_number, rounds=1).save(tmp_path / "numbers"))
+    assert len(again.predict(np.ones((2, 4)), device=1)) == 2
     result = fc.simulate(fc.FeSEM(2, local_steps=10), model=net(), fleet=made, rounds=3)
     rows = frame(seed=1).query("who == 'ben'")
     for told in (result, fc.load(result.save(tmp_path / "mine"))):

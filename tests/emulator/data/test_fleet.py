@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -38,3 +40,16 @@ def test_a_fleet_without_a_seed_warns_where_it_shows_other_samples_than_a_run_ha
     assert len(before[0].train) == 16
     run(run(before, 5), 6)
     assert [record.message for record in caplog.records] == [fleets.OTHER_CUT] * 2  # once for each fleet
+
+
+class CutsOfAnotherThread(dict[int, Any]):
+    """The cuts that a fleet keeps, of which another thread, that cuts by another seed, leaves none."""
+
+    def __setitem__(self, seed: int, found: object) -> None:
+        self.clear()
+
+
+def test_a_cut_is_given_also_where_another_thread_has_cut_meanwhile() -> None:
+    fleet = fc.fleet((np.eye(8), np.arange(8) % 2), devices=2)
+    object.__setattr__(fleet, "_cuts", CutsOfAnotherThread())
+    assert list(fleet.cut(3).devices) == ["device-00", "device-01"]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import tracemalloc
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -87,6 +88,13 @@ def test_the_same_seed_cuts_alike_and_another_does_not() -> None:
     assert (a.x == b.x).all()
     assert (a.y == b.y).all()
     assert not np.array_equal(a.x, c.x)
+
+
+def test_devices_with_two_samples_have_one_to_test_and_a_share_that_tests_is_kept_to() -> None:
+    few = label_permutation_groups(NUMBERED, devices=192, groups=2, seed=0).devices.values()
+    assert {(len(local.train), len(local.test or ())) for local in few} == {(1, 1)}
+    half = label_permutation_groups(replace(NUMBERED, train_share=0.5), devices=4, groups=2, seed=0).devices.values()
+    assert {(len(local.train), len(local.test or ())) for local in half} == {(48, 48)}
 
 
 @pytest.mark.parametrize("wrong", [{"devices": 0}, {"groups": 0}, {"groups": 13}, {"devices": 2}, {"devices": 1500}])

@@ -92,6 +92,27 @@ def test_a_wrong_number_is_told_with_what_may_stand_there(spec: str, told: str) 
         parse_scheme(spec).split(DATA, devices=20, seed=0)
 
 
+@pytest.mark.parametrize("kind", ["iid", "mixtures"])
+def test_no_devices_are_not_told_to_be_fewer(kind: str) -> None:
+    with pytest.raises(ConfigError, match="0 devices\n\nhint: use at least one"):
+        parse_scheme(kind).split(DATA, devices=0, seed=0)
+
+
+def test_shifts_with_the_quirks_of_a_paper_still_number_the_classes_by_group() -> None:
+    """Its groups were told, and all devices were alike."""
+    split = parse_scheme("shifts:groups=2,turns=1,paper-quirks=1").split(DATA, devices=6, seed=0)
+    given = dict(zip(map(bytes, DATA.train.x), DATA.train.y.tolist(), strict=True))
+    names = [
+        {(given[bytes(x)], int(y)) for x, y in zip(d.train.x, d.train.y, strict=True)} for d in split.devices.values()
+    ]
+    each = [
+        set[tuple[int, int]]().union(*(n for n, g in zip(names, split.groups.values(), strict=True) if g == k))
+        for k in (0, 1)
+    ]
+    assert all(len(written) == 10 for written in each)
+    assert not each[0] & each[1]
+
+
 @pytest.mark.parametrize("alpha", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_mix_of_labels_needs_a_positive_number(alpha: float) -> None:
     with pytest.raises(UsageError, match="a positive alpha"):

@@ -37,6 +37,8 @@ def test_a_row_that_lacks_seeds_is_judged_on_those_that_it_has_from_three_on() -
     assert against_best({**found, "three": three}, "ours") == "-1.00 ± 0.00 (three, 3 seeds)"
     assert against_best({**found, "three": {0: 79.0, 1: 80.0, 2: 81.0}}, "ours") == "-0.50 ± 0.00 (whole)"
     assert against_best({"ours": {}, "whole": {0: 1.0}}, "ours") == ""
+    worse = {seed: figure + 9.0 for seed, figure in ours.items()}
+    assert against_best({**found, "worse": worse}, "ours", lower_is_better=True) == "-0.50 ± 0.00 (whole)"
     assert against_best({"diverged": dict.fromkeys(ours, math.nan), **found}, "ours") == "-0.50 ± 0.00 (whole)"
 
 

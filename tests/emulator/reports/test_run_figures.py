@@ -19,7 +19,7 @@ from emulator.reports.pictures.records import (
     RoundPoints,
     write_picture_data,
 )
-from emulator.reports.run_figures import draw_run, read_run_folder, run_pictures
+from emulator.reports.run_figures import PanelRow, draw_run, read_run_folder, run_pictures
 from tests.support import finished_run
 
 
@@ -169,3 +169,15 @@ def test_a_map_of_devices_says_that_its_near_dots_are_moved_apart(tmp_path: Path
     assert not isinstance(row, str)
     (axes, *_) = plots.make_figure(row.width, row.height, *row.panels).axes
     assert ("near dots are moved apart" in axes.get_xlabel()) == told
+
+
+def test_labels_of_positions_are_not_told_as_samples(tmp_path: Path) -> None:
+    run = simulated(tmp_path, centers=1)
+    told = json.loads((run / "fleet.json").read_text())
+    for samples, word in ((7, "samples"), (2, "labels")):
+        devices = {who: held | {"samples": samples} for who, held in told["devices"].items()}
+        (run / "fleet.json").write_text(json.dumps(told | {"devices": devices}))
+        picture = run_pictures(read_run_folder(run))["labels"]
+        assert isinstance(picture, PanelRow)
+        (axes,) = plots.make_figure(4, 3, *picture.panels).axes
+        assert (axes.get_title(loc="left"), axes.get_ylabel()) == (f"Training {word} of each device", word)

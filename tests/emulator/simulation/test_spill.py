@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,19 @@ from emulator.simulation.spill import Slot, SpilledModels, SpilledRecords
 
 KEYS = st.tuples(st.sampled_from(["a", "b", "c"]), st.sampled_from(["main", "start"]))
 VECTORS = st.builds(lambda n, fill: np.full(n, fill, np.float32), st.integers(0, 5), st.integers(0, 9))
+READ_BY_TWO = """
+import os
+from emulator.simulation.spill import SpilledRecords
+
+wanted, lines = [{"round": i, "x": "a" * (i * 37 % 500)} for i in range(200)], SpilledRecords()
+for record in wanted:
+    lines.append(record)
+child = os.fork()
+whole = all(list(lines) == wanted for _ in range(30))
+if child == 0:
+    os._exit(0 if whole else 1)
+assert whole and os.waitpid(child, 0)[1] == 0
+"""
 
 
 @given(st.lists(st.tuples(KEYS, st.none() | VECTORS), max_size=30), st.sampled_from([0, 12, 40, 10_000]))
@@ -71,6 +86,11 @@ def test_lines_are_whole_while_other_threads_read() -> None:
         sys.setswitchinterval(before)
     assert all(reader.result() for reader in readers)
     assert list(lines) == wanted
+
+
+def test_lines_are_whole_in_processes_that_are_forked_from_one() -> None:
+    """As where a script reads a result in workers of multiprocessing: each moved the other's place in the file."""
+    subprocess.run([sys.executable, "-c", READ_BY_TWO], cwd=Path(__file__).parents[3], check=True)
 
 
 def test_lines_come_back_as_they_were_in_any_order() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import fedcenters as fc
-from edge_client.errors import UsageError
+from edge_client.errors import ConfigError, UsageError
 
 N = 60
 X = np.random.default_rng(0).normal(size=(N, 4)).astype(np.float32)
@@ -41,6 +41,20 @@ def test_a_data_set_of_two_splits_says_what_to_write(datasets: Any) -> None:
     with pytest.raises(UsageError, match=r"fc.fleet\(data\['train'\], test=data\['test'\]"):
         fc.fleet(both, devices=2)
     assert len(fc.fleet(both["train"], test=both["test"], devices=2)) == 2
+
+
+def test_test_data_that_number_the_classes_otherwise_are_refused(datasets: Any) -> None:
+    """The accuracy was of other classes."""
+
+    def labelled(*names: str) -> Any:
+        kinds = datasets.Features(
+            {"x": datasets.Sequence(datasets.Value("float32")), "y": datasets.ClassLabel(names=names)}
+        )
+        return datasets.Dataset.from_dict({"x": X.tolist(), "y": (Y % 2).tolist()}, features=kinds)
+
+    with pytest.raises(ConfigError, match="the test data have the classes dog, cat, the training data cat, dog"):
+        fc.fleet(labelled("cat", "dog"), test=labelled("dog", "cat"), devices=2)
+    assert fc.fleet(labelled("cat", "dog"), test=labelled("cat", "dog"), devices=2).classes == ("cat", "dog")
 
 
 def test_images_have_their_channels_first(datasets: Any) -> None:

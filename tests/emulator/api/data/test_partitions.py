@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sklearn.model_selection import KFold
 
 import fedcenters as fc
 from edge_client.data.dataset import DeviceData
@@ -97,7 +98,9 @@ def test_the_rows_of_ours_are_those_of_the_same_fleet(scheme: Any) -> None:
     assert [set(part.tolist()) for part in found] == [rows(local) for local in split.devices.values()]
 
 
-@pytest.mark.parametrize("scheme", [partitions.Rotations(2), partitions.LabelPermutations(2)])
+@pytest.mark.parametrize(
+    "scheme", [partitions.Rotations(2), partitions.LabelPermutations(2), partitions.Shifts(groups=2, turns=1)]
+)
 def test_a_partition_that_changes_samples_is_not_for_flower(scheme: Any) -> None:
     with pytest.raises(UsageError, match="changes samples or labels"):
         for_flower(scheme, devices=4)
@@ -162,3 +165,5 @@ def test_samples_that_are_listed_twice_are_told_since_they_would_test_what_train
     fc.fleet((x, y), partition=[range(200), range(200, 300)])
     fc.fleet((x, y), partition=[(range(200), range(200, 300)), (range(100, 200), range(200, 300))])
     assert caplog.messages == []
+    fc.fleet((x, y), partition=KFold(3).split(x))
+    assert [message.split(" that test")[0] for message in caplog.messages] == ["300 of 300 samples"]

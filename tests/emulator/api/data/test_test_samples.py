@@ -165,9 +165,21 @@ def test_devices_whose_data_sets_number_other_classes_are_told(
     mine, theirs = Pictures(cat=0, dog=1), Pictures(**other)
     fc.fleet({"anna": mine, "ben": theirs})
     fc.fleet({"anna": mine}, test={"anna": DataLoader(theirs)})
-    told = [f"class 1 is dog in the data of anna, and eel in those of {who}. Give each" for who in ("ben", "anna")]
+    fc.fleet(mine, test=theirs, devices=2)
+    places = ("the data of anna, and eel in the data of ben", "the data of anna, and eel in the data of anna")
+    told = [f"class 1 is dog in {place}. Give" for place in (*places, "the training data, and eel in the test data")]
     heard = [line for line in caplog.messages if "training samples, too" not in line]
-    assert [line.startswith(start) for line, start in zip(heard, told * lines, strict=True)] == [True, True] * lines
+    assert [line.startswith(start) for line, start in zip(heard, told * lines, strict=True)] == [True] * 3 * lines
+
+
+@pytest.mark.parametrize("who", [["u", None], ["u", np.nan], [1, "u"]])
+def test_a_device_that_is_missing_is_told_also_beside_test_data(who: list[Any]) -> None:
+    """NumPy could not sort them."""
+    train, known = frame(slice(0, 20)).assign(who="u"), frame(slice(20, 40)).assign(who="u")
+    strange = known.assign(who=who * 10)
+    for data, test in ((train, strange), (strange, known)):
+        with pytest.raises(FedcentersError, match=r"10 samples have no value of by|by holds int and str"):
+            fc.fleet(data, by="who", test=test)
 
 
 def test_a_folder_of_pictures_by_class_says_how_to_read_it(tmp_path: Path) -> None:
