@@ -123,6 +123,8 @@ def test_experts_that_get_the_samples_which_chose_them_are_refused_by_their_line
 class Branching(nn.Linear):
     """Decides by values, makes a matrix of torch's default dtype, and has a buffer."""
 
+    scale: Tensor
+
     def __init__(self) -> None:
         super().__init__(4, 2)
         self.register_buffer("scale", torch.ones(4))

@@ -82,7 +82,7 @@ class Ended(nn.Linear):
     """Wants as many end marks in each text, as BART's classifier does."""
 
     def forward(self, ids: Tensor) -> Tensor:
-        if len((ids > 4).sum(1).unique()) > 1:
+        if bool(((ids > 4).sum(1) != (ids[0] > 4).sum()).any()):
             raise ValueError("all examples must have as many end marks")
         return super().forward(ids.float())
 
