@@ -33,6 +33,7 @@ from export.compiler.sgd_step import SgdStep
 from export.compiler.signatures.module_copies import copied
 from export.compiler.signatures.packed_inputs import example_rows
 from export.data_attribute import DetachedData, same_memory
+from export.float64_mode import as_in
 from export.own_thread import own_random
 
 FlatTensors = tuple[Tensor, ...]
@@ -182,7 +183,7 @@ def changed_places(source: TraceSource) -> tuple[set[str], set[str], set[str]]:
     """
     state = {name: value.clone() for name, value in tensors_of(source.module).items()}
     before = {name: (value._version, value.detach()) for name, value in state.items()}  # noqa: SLF001 - no other way to see a write
-    with own_random(), torch.no_grad(), DetachedData():
+    with own_random(), torch.no_grad(), DetachedData(), as_in(source.dtype):
         _, held = call_module(source.module.train(), state, example_inputs(source, "infer", 2)[-1])
     places = tensor_places(source.module).items()
     replaced = {place for place, name in places if held[place] is not state[name]}

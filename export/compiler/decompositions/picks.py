@@ -198,6 +198,16 @@ def argmin(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
     return argmax(-(x if x.dtype.is_floating_point else x.to(torch.int64)), dim, keepdim)  # bytes have no sign
 
 
+def largest(x: Tensor) -> Tensor:
+    """The largest of all values."""
+    return x.reshape(-1).amax(0)
+
+
+def smallest(x: Tensor) -> Tensor:
+    """The smallest of all values."""
+    return x.reshape(-1).amin(0)
+
+
 def max_along(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     """-> (values, positions)."""
     return x.amax(dim, keepdim), argmax(x, dim, keepdim)
@@ -352,6 +362,8 @@ PICK_DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = {
     aten.roll.default: roll,
     aten.argmax.default: argmax,
     aten.argmin.default: argmin,
+    aten.max.default: largest,
+    aten.min.default: smallest,
     aten.max.dim: max_along,
     aten.min.dim: min_along,
     aten.topk.default: topk,

@@ -26,6 +26,10 @@ INPUTS = (
     "check the input's shape; samples arrive as floating point numbers: for whole ones write x.long() in forward, or "
     "give a batch of them by the name of forward's parameter"
 )
+ARRAYS = (
+    "check the arrays' shapes; where these are right, forward asks for certain numbers, as an end mark in each sample: "
+    "checks draw numbers at random, and forward must take them"
+)
 CHANNELS = (
     "the channels of a sample come first, and are as many as the layer reads: x.transpose(0, 3, 1, 2) of images "
     "[n, height, width, channels], x[:, None] of grey images [n, height, width]"
@@ -100,7 +104,7 @@ def check_answers(
     except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as wrong:
         given = ", ".join(map(str, parts)) or f"shape {tuple(samples.shape[1:])}"
         hint = "" if example is None else lone_sample_hint(network, parts, example, samples.dtype)
-        usual = CHANNELS if " channels, but got " in str(wrong) and not parts else INPUTS
+        usual = ARRAYS if parts else CHANNELS if " channels, but got " in str(wrong) else INPUTS
         usual = (COLUMNS if parts else TOKENS) if any(told in str(wrong) for told in BEYOND) else usual
         raise ProgramRefused(
             f"model {name!r} does not take samples of {given}: {first_sentence(wrong)}", hint=hint or usual

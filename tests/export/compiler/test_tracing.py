@@ -121,15 +121,21 @@ def test_experts_that_get_the_samples_which_chose_them_are_refused_by_their_line
 
 
 class Branching(nn.Linear):
-    """Decides by values, and makes a matrix of torch's default dtype."""
+    """Decides by values, makes a matrix of torch's default dtype, and has a buffer."""
+
+    scale: Tensor
+
+    def __init__(self) -> None:
+        super().__init__(4, 2)
+        self.register_buffer("scale", torch.ones(4))
 
     def forward(self, x: Tensor) -> Tensor:
-        out = super().forward(x @ torch.eye(4))
+        out = super().forward(x * self.scale @ torch.eye(4))
         return out if bool((out > 0).all()) else -out
 
 
 def test_a_branch_on_values_is_refused_in_float64_too() -> None:
-    source = make_source(Branching(4, 2), input=(4,), dtype="float64")
+    source = make_source(Branching(), input=(4,), dtype="float64")
     with pytest.raises(ProgramRefused, match=r"cannot be traced at test_tracing.py:[0-9]+"):
         trace_function(ForwardPasses(source), "step", batch=4, dynamic=False)
 

@@ -78,11 +78,30 @@ def test_images_without_their_channels_in_front_are_told_the_right_order(shape: 
     assert "x.transpose(0, 3, 1, 2)" in refused.value.hint
 
 
-def test_packed_samples_that_a_module_does_not_take_are_refused_where_their_shape_is_given() -> None:
-    packed, shape, parts = read_example(ScaledWords(), {"ids": WORDS[None], "scale": torch.ones(1, 7)})
+class Ended(nn.Linear):
+    """Wants as many end marks in each text, as BART's classifier does."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        if bool(((ids > 4).sum(1) != (ids[0] > 4).sum()).any()):
+            raise ValueError("all examples must have as many end marks")
+        return super().forward(ids.float())
+
+
+@pytest.mark.parametrize(
+    ("module", "example", "hint"),
+    [
+        (ScaledWords(), {"ids": WORDS[None], "scale": torch.ones(1, 7)}, "check the arrays' shapes"),
+        (Ended(9, 2), {"ids": WORDS[None]}, "checks draw numbers at random"),
+    ],
+    ids=["shape", "values"],
+)
+def test_packed_samples_that_a_module_does_not_take_are_refused_where_their_shape_is_given(
+    module: nn.Module, example: Example, hint: str
+) -> None:
+    packed, shape, parts = read_example(module, example)
     with pytest.raises(ProgramRefused, match="does not take samples of ids") as refused:
         compile_program(packed, shape, parts=parts, engines=("pt2",))
-    assert "check the input's shape" in refused.value.hint
+    assert hint in refused.value.hint
 
 
 class LastWord(nn.Module):
