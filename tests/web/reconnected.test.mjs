@@ -1,8 +1,9 @@
-// A download goes on at once where what was asked for is lost. The clock stands: no request is ever late, so that time asks for nothing.
+// A download goes on where it was, after a reload too, and at once where what was asked for is lost. The clock stands: no request is ever late, so that time asks for nothing.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
+import { totalOf } from "../../edge_client/web/protocol/blocks.js";
 import { MemoryStore } from "../support/memory_store.mjs";
 import { phone, World } from "../support/phone_world.mjs";
 
@@ -46,3 +47,25 @@ for (const [who, lose] of Object.entries(LOSSES)) {
     await leave();
   });
 }
+
+test("a tab closed during a download asks for the missing blocks only", async () => {
+  const [world, store] = [new World(), new MemoryStore()];
+  const first = await phone(world, store);
+  const task = await world.task();
+  const total = totalOf(task.start);
+  assert.ok(total > 2);
+  const serve = world.serve.bind(world);
+  world.serve = (get) => (get.sha256 === task.start.sha256 ? serve({ ...get, at: [[0, 2]] }) : serve(get));
+  world.say("task", task);
+  while ((await store.names(`block/${task.start.sha256}`)).length < 2) await new Promise(setImmediate);
+  await first.leave();
+  delete world.serve;
+  world.serve = World.prototype.serve;
+  const from = world.said.length;
+  const second = await phone(world, store);
+  world.say("task", task);
+  await world.heard((m) => m.k === "rdy", from);
+  const asked = world.said.slice(from).filter((m) => m.k === "get").flatMap((m) => m.at.map(([at]) => [m.sha256, at]));
+  assert.ok(asked.every(([hash, at]) => hash === task.start.sha256 && at >= 2), JSON.stringify(asked));
+  await second.leave();
+});

@@ -296,10 +296,7 @@ def test_private_starts_lie_about_the_common_model_and_not_about_what_was_drawn(
 @pytest.mark.parametrize(
     ("method", "given"),
     [
-        (IFCA(start="groups", server=NOISY), False),
-        (IFCA(start="redraw", server=NOISY), False),
-        (IFCA(start="loss", server=NOISY), False),
-        (IFCA(start="k-means", server=NOISY), True),
+        *[(IFCA(start=start, server=NOISY), start == "k-means") for start in ("groups", "redraw", "loss", "k-means")],
         (CLoVE(server=NOISY), True),  # k-means of the devices' losses
         (FedCenters(trial_rounds=0, server=NOISY), False),  # which is FedAvg
         (FedSoft(server=NOISY), False),

@@ -317,12 +317,8 @@ def test_a_walk_down_the_tree_leaves_out_a_split_that_gives_no_number(shelf: Cen
 @pytest.mark.parametrize("tree", [None, CenterTree(((0, ~0), (0, ~1)), 2)], ids=["no-tree", "tree"])
 def test_numbers_without_labels_need_them(shelf: CenterShelf, tree: CenterTree | None) -> None:
     """The walk ended with a KeyError, as only a classifier's answers have an entropy; the engine refused y before."""
-    offer = CenterShelf(
-        shelf.vectors[:2],
-        tree=tree,
-        splits=[shelf.vectors[0]],
-        program=replace(shelf.program, loss="squared-error"),
-    )
+    numbers = replace(shelf.program, loss="squared-error")
+    offer = CenterShelf(shelf.vectors[:2], tree=tree, splits=[shelf.vectors[0]], program=numbers)
     unlabelled = Dataset(data_of(0).x, np.zeros(N, np.int64))  # as a device's folder gives them
     with pytest.raises(UsageError, match="the entropy of this model's answers is not measured"):
         choose_center(offer, unlabelled, labels=False)
