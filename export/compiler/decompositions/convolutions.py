@@ -67,7 +67,7 @@ def convolution_backward(
     *numbers, output_mask = args
     conv = ConvArgs.from_aten(*numbers)
     if conv.has_one_line and weight.shape[2] <= MAX_LINE_KERNEL:
-        lines = (one.unsqueeze(2) for one in (grad, x, weight))
+        lines = grad.unsqueeze(2), x.unsqueeze(2), weight.unsqueeze(2)
         to_x, to_weight, to_bias = convolution_backward(*lines, None, *conv.as_image.to_aten(), output_mask)
         return (
             to_x if to_x is None else to_x.squeeze(2),
