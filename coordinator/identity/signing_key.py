@@ -57,7 +57,7 @@ def open_signing_key(folder: Path) -> SigningKey:
     Raises it too where only its public part is left, which devices pin, and where none can be made: a folder that was
     to be mounted is missing.
     """
-    with _alone_in(folder):
+    with _one_maker(folder):
         if not (folder / CURRENT_KEY_FILE).exists():
             if (folder / PUBLIC_KEY_FILE).exists():
                 raise lost_key(folder)
@@ -75,14 +75,18 @@ def open_signing_key(folder: Path) -> SigningKey:
 
 
 @contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """One after the other: `serve` and a fleet that begin at once have one key. Not where the disk knows no locks."""
+def _one_maker(folder: Path) -> Iterator[None]:
+    """`serve` and a fleet that begin at once make one key. Not where the disk knows no locks.
+
+    A folder that has both files is not locked: each user who may read it could hold the lock.
+    """
     with ExitStack() as stack:
-        with suppress(OSError):
-            folder.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(folder, os.O_RDONLY)
-            stack.callback(os.close, descriptor)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if not all((folder / name).exists() for name in (CURRENT_KEY_FILE, PUBLIC_KEY_FILE)):
+            with suppress(OSError):
+                folder.mkdir(parents=True, exist_ok=True)
+                descriptor = os.open(folder, os.O_RDONLY)
+                stack.callback(os.close, descriptor)
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
 
 

@@ -262,6 +262,8 @@ class LiveExchange:
         With `late` these are told nothing: the exchange ends, and `late_updates` takes them as uploads under way.
         """
         valid, self._on_disk = self._on_disk, {}
+        self._rules.goal += len(again := self._left_out & valid.keys())  # they have samples after all
+        self._left_out -= again
         counted = self._rules.countable({cid: record.sha256 for cid, (record, _) in valid.items()})
         try:
             self._recorder.accept([valid[cid] for cid in counted])

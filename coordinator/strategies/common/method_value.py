@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABCMeta
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
-from inspect import Signature, get_annotations, signature
+from inspect import Signature, get_annotations, ismemberdescriptor, signature
 from typing import TYPE_CHECKING, Any
 
 from coordinator.strategies.common.setting_checks import check_kind, plain_number, setting_rows
@@ -61,8 +61,7 @@ class MethodValue(metaclass=_PlainNumbers):
                 raise TypeError(f"{name} of {cls.__name__} is {type(value).__name__}\n\nhint: {hint}")
         _check_body(cls, known)
         for name, value in [*zip(first, args, strict=False), *given.items()]:
-            kind = known[name].type
-            check_kind(name.replace("_", "-"), value, kind.__name__ if isinstance(kind, type) else str(kind))
+            check_kind(name.replace("_", "-"), value, _kind(known[name]))
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
@@ -81,8 +80,10 @@ def _check_body(cls: type, known: Mapping[str, Field[Any]]) -> None:
     """Raise ConfigError for a default in the body of a user's class that Python does not take for one."""
     for name, f in known.items():
         value = getattr(cls, name, f.default)
-        if f.default is not MISSING and _differs(value, f.default):
-            hint = f"write its type, {name}: {f.type} = {value!r}, and {DECORATOR} above the class"
+        if f.default is MISSING or value is f.default or ismemberdescriptor(value):  # NaN is not equal to itself
+            continue
+        if _differs(value, f.default):
+            hint = f"write its type, {name}: {_kind(f)} = {value!r}, and {DECORATOR} above the class"
             raise ConfigError(f"{name} = {value!r} in {cls.__name__} has no effect: {f.default!r} stays", hint=hint)
 
 
@@ -98,9 +99,14 @@ def _fields(value: object) -> Mapping[str, Field[Any]]:
     return {f.name: f for f in fields(value)} if is_dataclass(value) else {}
 
 
+def _kind(row: Field[Any]) -> str:
+    """The type of a field, as it is written."""
+    return row.type.__name__ if isinstance(row.type, type) else str(row.type)
+
+
 def _differs(value: object, default: object) -> bool:
     """Whether a value is another than the default; an array, whose comparison is an array, counts as another."""
     try:
         return bool(value != default)
-    except ValueError:
+    except (ValueError, RuntimeError):  # of numpy, of torch
         return True

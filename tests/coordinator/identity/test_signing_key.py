@@ -23,6 +23,7 @@ from coordinator.identity.signing_key import (
 from edge_client.errors import ConfigError
 from edge_client.protocol.blocks import manifest_of
 from edge_client.protocol.signing import key_id, verify_manifest
+from export.folder_lock import locked_folder
 from tests.support.guarded_broker import provision_federation
 from tests.support.virtual_federation import config
 
@@ -45,6 +46,13 @@ def test_those_that_begin_at_once_have_one_key(tmp_path: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
         for number in range(40):
             assert len({key.private for key in pool.map(opened, [tmp_path / str(number)] * 4)}) == 1
+
+
+def test_a_folder_that_has_its_key_waits_for_no_lock(tmp_path: Path) -> None:
+    """Each user who may read the folder can lock it, and a coordinator did not start then, nor end by a signal."""
+    key = open_signing_key(tmp_path)
+    with locked_folder(tmp_path, wait=False):
+        assert open_signing_key(tmp_path) == key
 
 
 def test_two_folders_have_two_keys(tmp_path: Path) -> None:

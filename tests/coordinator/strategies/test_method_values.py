@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import re
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import pytest
+import torch
 
 import fedcenters as fc
 from coordinator.strategies.base import State
@@ -197,6 +199,22 @@ def test_a_default_that_python_does_not_take_for_one_is_told_how_to_write_it(kin
         ConfigError, match=r"(?s)local_steps = 5 in \w+ has no effect: 20 stays.*local_steps: int = 5, and"
     ):
         kind()
+
+
+NO_MASK = torch.ones(2)
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, slots=True)
+class DefaultsThatDifferFromThemselves(fc.FedAvg):
+    threshold: float = math.nan
+    mask: torch.Tensor = NO_MASK
+    local_steps: int = 5
+
+
+def test_defaults_that_are_no_number_or_lie_in_slots_are_taken() -> None:
+    """The look for defaults without a type refused them: NaN is not equal to itself, and two tensors have no `==`."""
+    assert repr(DefaultsThatDifferFromThemselves()).startswith("DefaultsThatDifferFromThemselves(")
+    assert DefaultsThatDifferFromThemselves().local_steps == 5
 
 
 def test_numbers_of_numpy_are_numbers() -> None:

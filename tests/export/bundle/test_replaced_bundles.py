@@ -18,7 +18,7 @@ from tests.support.size_limit import files_of_at_most
 
 
 def test_what_a_killed_process_left_beside_a_bundle_goes_with_the_next_one(tmp_path: Path) -> None:
-    for left in (".b.0123abcd.older", ".b.4567cdef.partial"):
+    for left in (".b.0123abcd.older", ".b.4567cdef.partial", ".b.partial"):  # the last is of an earlier version
         (tmp_path / left).mkdir()
         (tmp_path / left / "manifest.json").touch()
     for _ in range(2):  # there is none, and there is one

@@ -139,6 +139,21 @@ def test_a_device_that_has_done_the_test_or_refuses_it_gets_a_task_and_the_other
     assert coordinator.store.exchanges.refusals(TEST.run, TEST.round) == dict.fromkeys((first, second), "no_data")
 
 
+def test_a_device_that_answers_a_test_although_it_had_no_samples_takes_no_other_devices_place(
+    coordinator: WiredCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hostile devices could say both, and have as many others left out of the test."""
+    probe = Probe(models=(), want=frozenset({"labels"}), split="test", batch=1, seed=0)
+    monkeypatch.setattr(coordinator, "tasks", lambda _: dict.fromkeys(DEVICES, probe))
+    coordinator.ask(TEST, None)
+    sent = {cid: message["id"] for cid, message in coordinator.said() if message["k"] == "task"}
+    for cid in DEVICES[:2]:
+        coordinator.hear(cid, "nack", re=sent[cid], code="no_data", **TEST._asdict())
+    for cid in DEVICES:
+        answer(coordinator, cid)
+    assert [(cid, message.get("status")) for cid, message in coordinator.said()] == [(cid, "ok") for cid in DEVICES]
+
+
 def test_an_answer_to_the_test_by_a_device_at_work_leaves_what_has_come_of_its_update(tmp_path: Path) -> None:
     """A hostile device could end the coordinator so."""
     coordinator = WiredCoordinator(tmp_path, VirtualClock(), BALLAST, len(DEVICES))
