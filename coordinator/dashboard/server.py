@@ -82,6 +82,7 @@ class DashboardServer:
 
     def _write_link(self) -> None:
         with suppress(OSError):
+            self._file.unlink(missing_ok=True)  # whose owner would have the new one
             write_atomically(self._file, f"{self.link}\n".encode(), private=True)
 
 
