@@ -113,7 +113,8 @@ def write_bundle(out: Path, material: BundleSource, options: BundleOptions | Non
 
 def _remove_left(out: Path, part: Path) -> None:
     """Remove what killed processes wrote of this bundle; those that write hold their folders, as this one `part`."""
-    for left in out.parent.glob(f".{glob.escape(out.name)}.*partial"):
+    named = f".{glob.escape(out.name)}.{'[0-9a-f]' * 8}.partial"
+    for left in (*out.parent.glob(named), out.with_name(f".{out.name}.partial")):  # that of an earlier version
         if left != part:
             with suppress(BlockingIOError, FileNotFoundError), locked_folder(left, wait=False):
                 shutil.rmtree(left, ignore_errors=True)

@@ -20,7 +20,7 @@ from export.compiler.decompositions.conv_args import ConvArgs, add_bias
 
 aten = torch.ops.aten
 MIN_PRODUCT_SIZE = 16  # channels, and values that one kernel row covers; a smaller product is slower than a convolution
-MAX_LINE_KERNEL = 32  # of one dimension: each value is a slice, so many copies of the input take memory in a step
+MAX_LINE_KERNEL = 11  # of one dimension: each value is a slice, so many copies of the input take memory in a step
 MAX_KERNEL_ROWS = 11  # of a kernel; in a weight gradient's convolution the kernel can be as high as the image
 
 
