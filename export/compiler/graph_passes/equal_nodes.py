@@ -38,8 +38,8 @@ def share_maxima(graph: fx.Graph) -> None:
 def merge_equal_nodes(graph: fx.Graph) -> None:
     """Replace each node by an earlier one that has the same operator and arguments.
 
-    And a reshape or a permutation back by its source. The graph has no operator that writes to its arguments or draws
-    numbers. Outputs stay nodes of their own, as each is a port.
+    A reshape or a permutation that undoes another is replaced by the other's source. The graph has no operator that
+    writes to its arguments or draws numbers. Outputs stay nodes of their own, as each is a port.
     """
     outputs = {node for last in graph.nodes if last.op == "output" for node in last.all_input_nodes}
     first: dict[Any, fx.Node] = {}
